@@ -1,0 +1,294 @@
+"""How the course draws: one style, one colour per method, and the gradient compass.
+
+A figure is made, then shown with a caption and a description in words:
+
+    use_course_style()
+    figure = compass(true_gradient, {"rloo": (mean, samples)})
+    show(figure, "What to see.", alt="What is drawn, for someone who cannot see it.")
+
+Leaves out: anything that only one lecture draws; that code stands in the lecture.
+"""
+
+import base64
+import html
+import io
+import math
+
+import matplotlib.pyplot as plt
+import numpy as np
+from IPython.display import display
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+INK = "#1a1a1a"
+FAINT = "#8a8a8a"
+WRONG_SIDE = "#f2e6e0"
+SCREEN_DPI = 96
+PIXELS_PER_SCREEN_PIXEL = 1.6
+
+
+def use_course_style() -> None:
+    """Set matplotlib's defaults for every figure of the course."""
+    plt.rcParams.update(
+        {
+            "figure.dpi": SCREEN_DPI,
+            "figure.figsize": (7.2, 3.6),
+            "figure.facecolor": "white",
+            "figure.constrained_layout.use": True,
+            "savefig.facecolor": "white",
+            "font.size": 10,
+            "font.family": "DejaVu Sans",
+            "axes.titlesize": 11,
+            "axes.titleweight": "bold",
+            "axes.titlelocation": "left",
+            "axes.edgecolor": FAINT,
+            "axes.labelcolor": INK,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.axisbelow": True,
+            "axes.grid": True,
+            "grid.color": "#e6e6e6",
+            "grid.linewidth": 0.8,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            "xtick.labelsize": 9,
+            "ytick.labelsize": 9,
+            "text.color": INK,
+            "lines.linewidth": 2.0,
+            "lines.markersize": 5.0,
+            "legend.frameon": False,
+        }
+    )
+
+
+# --- colours -------------------------------------------------------------------------------
+
+# Replaced by the palette beside the table of algorithms as soon as that is in place.
+_PALETTE = {
+    "reinforce": {"color": "#000000", "linestyle": "-", "marker": "o"},
+    "rloo": {"color": "#0072B2", "linestyle": "-", "marker": "s"},
+    "ppo": {"color": "#009E73", "linestyle": "-", "marker": "D"},
+    "grpo": {"color": "#D55E00", "linestyle": "-", "marker": "^"},
+    "dr_grpo": {"color": "#E69F00", "linestyle": "--", "marker": "v"},
+    "gspo": {"color": "#CC79A7", "linestyle": "-", "marker": "P"},
+    "cispo": {"color": "#56B4E9", "linestyle": "-.", "marker": "X"},
+    "dapo": {"color": "#D55E00", "linestyle": ":", "marker": "<"},
+    "sapo": {"color": "#CC79A7", "linestyle": "--", "marker": ">"},
+    "maxrl": {"color": "#009E73", "linestyle": ":", "marker": "*"},
+}
+# An advantage estimator wears the colour of the algorithm that uses it ...
+_SAME_AS = {
+    "raw": "reinforce",
+    "leave_one_out": "rloo",
+    "group_centered": "dr_grpo",
+    "group_standardized": "grpo",
+    "clipped": "ppo",
+}
+# ... and what belongs to no row of the table has its own.
+_OTHERS = {
+    "exact": {"color": INK, "linestyle": "--", "marker": ""},
+    "value_baseline": {"color": "#56B4E9", "linestyle": "-", "marker": "h"},
+    "optimal_baseline": {"color": "#009E73", "linestyle": "--", "marker": "p"},
+    "batch_centered": {"color": "#CC79A7", "linestyle": "-.", "marker": "d"},
+    "moving_average": {"color": "#8a8a8a", "linestyle": "-", "marker": "+"},
+    "max_only": {"color": "#B8A500", "linestyle": ":", "marker": "x"},
+    "unclipped": {"color": "#CC79A7", "linestyle": "--", "marker": "1"},
+    "supervised": {"color": "#8a8a8a", "linestyle": "-", "marker": "."},
+}
+
+
+def style(name: str) -> dict[str, str]:
+    """Return `color`, `linestyle` and `marker` of a method, as plot's keyword arguments.
+
+    name : an algorithm of the table ("grpo"), an advantage estimator ("leave_one_out", "raw"),
+    or a reference ("exact"). Raises KeyError, with the known names, for anything else.
+    """
+    styles = _PALETTE | _OTHERS
+    name = _SAME_AS.get(name, name)
+    if name not in styles:
+        known = ", ".join(sorted(styles.keys() | _SAME_AS.keys()))
+        raise KeyError(f"no colour for {name!r}; there are: {known}")
+    return dict(styles[name])
+
+
+# --- showing -------------------------------------------------------------------------------
+
+
+def png(figure: Figure) -> bytes:
+    """Return the figure as a small PNG (128 colours), and close it."""
+    buffer = io.BytesIO()
+    dpi = SCREEN_DPI * PIXELS_PER_SCREEN_PIXEL
+    figure.savefig(buffer, format="png", dpi=dpi, bbox_inches="tight", pad_inches=0.05)
+    plt.close(figure)
+    image = Image.open(buffer).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    small = io.BytesIO()
+    image.save(small, format="png", optimize=True)
+    return small.getvalue()
+
+
+def show(figure: Figure, caption: str, *, alt: str) -> None:
+    """Display a figure as PNG with a caption under it, and close it.
+
+    `caption` (Markdown) says what to see; `alt` says what is drawn. JupyterLab draws PNG outputs
+    without alternative text, so `alt` also stands, folded, under the caption; pages made from
+    the notebook find it in the output's metadata.
+    """
+    if not caption.strip() or not alt.strip():
+        raise ValueError("a figure needs a caption (what to see) and alt (what is drawn)")
+    data = png(figure)
+    width = round(Image.open(io.BytesIO(data)).width / PIXELS_PER_SCREEN_PIXEL)
+    display(
+        {"image/png": base64.b64encode(data).decode(), "text/plain": f"Figure: {alt}"},
+        metadata={"image/png": {"alt": alt, "width": width}},
+        raw=True,
+    )
+    fold = f"<details><summary>The figure in words</summary>{html.escape(alt)}</details>"
+    display(
+        {"text/markdown": f"**Figure.** {caption}\n\n{fold}", "text/plain": f"Figure. {caption}"},
+        raw=True,
+    )
+
+
+# --- learning curves -----------------------------------------------------------------------
+
+
+def learning_curves(
+    curves: dict[str, object],
+    *,
+    ylabel: str,
+    xlabel: str = "updates",
+    x: object = None,
+    labels: dict[str, str] | None = None,
+    axis: Axes | None = None,
+) -> Figure:
+    """Draw one line per method: the mean over seeds, with a band from the lowest to the highest.
+
+    curves : name → (seeds, points), or (points,) for a single run; the names pick the colours
+    x : (points,) positions (default 0, 1, 2, …); labels : name → text in the legend;
+    axis : where to draw (default: a new figure)
+    """
+    if axis is None:
+        _, axis = plt.subplots()
+    for name, values in curves.items():
+        runs = np.atleast_2d(_array(values))
+        positions = np.arange(runs.shape[1]) if x is None else _array(x)
+        look = style(name) | {"markevery": max(1, runs.shape[1] // 8)}
+        axis.plot(positions, runs.mean(axis=0), label=(labels or {}).get(name, name), **look)
+        if len(runs) > 1:
+            band = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
+            axis.fill_between(positions, runs.min(axis=0), runs.max(axis=0), **band)
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    axis.legend()
+    return axis.figure
+
+
+# --- the gradient compass ------------------------------------------------------------------
+
+
+def compass_plane(true_gradient: object, estimates: dict[str, tuple]) -> np.ndarray:
+    """Return two orthonormal rows (2, parameters): along ∇J, and across it.
+
+    The second is the direction orthogonal to ∇J in which the expected gradients stray most; if
+    none strays by more than a billionth of |∇J|, the one in which the samples spread most.
+    """
+    gradient = _array(true_gradient)
+    length = np.linalg.norm(gradient)
+    if gradient.ndim != 1 or length == 0:
+        raise ValueError(
+            f"true_gradient must be a non-zero flat vector, got shape {gradient.shape} "
+            f"and length {length}: at an optimum a compass has no north"
+        )
+    along = gradient / length
+    means = np.stack([_array(mean) for mean, _ in estimates.values()])
+    samples = np.concatenate([_array(samples) for _, samples in estimates.values()])
+    for vectors in (means, samples):
+        across = vectors - np.outer(vectors @ along, along)
+        _, sizes, directions = np.linalg.svd(across, full_matrices=False)
+        if sizes[0] > 1e-9 * length:
+            second = directions[0] - (directions[0] @ along) * along
+            return np.stack([along, second / np.linalg.norm(second)])
+    raise ValueError("every mean and sample is parallel to true_gradient: nothing lies across it")
+
+
+def compass(
+    true_gradient: object,
+    estimates: dict[str, tuple],
+    *,
+    labels: dict[str, str] | None = None,
+    limit: float | None = None,
+    columns: int = 3,
+) -> Figure:
+    """Draw the gradient compass: one panel per estimator, all in one plane and one scale.
+
+    true_gradient : (parameters,) the exact ∇J; it points right and has length 1 in the picture
+    estimates : name → (mean (parameters,), samples (n, parameters)); the names pick the colours
+    labels : name → panel title; limit : half-width of a panel in units of |∇J| (default: wide
+    enough for 95 % of all samples); columns : panels per row
+
+    Each panel shows ∇J (thin, black), the estimator's expectation (thick) and its samples (thin
+    lines). An expectation off the black arrow is bias in direction, one shorter or longer is a
+    factor, the cloud is variance, and a sample in the shaded half lowers J to first order. The
+    numbers under the panel are taken in the full space, not in the plane: length of the
+    expectation along ∇J, its cosine with ∇J, the samples' root-mean-square distance from it in
+    units of |∇J|, and the shares of samples on the wrong side and exactly zero.
+    Raises ValueError if ∇J is zero or a shape does not fit.
+    """
+    gradient = _array(true_gradient)
+    estimates = {name: (_array(mean), _array(draws)) for name, (mean, draws) in estimates.items()}
+    for name, (mean, draws) in estimates.items():
+        if mean.shape != gradient.shape or draws.shape[1:] != gradient.shape:
+            raise ValueError(
+                f"{name}: expected mean {gradient.shape} and samples (n, {gradient.size}), "
+                f"got {mean.shape} and {draws.shape}"
+            )
+    plane = compass_plane(gradient, estimates) / np.linalg.norm(gradient)
+    if limit is None:
+        tips = np.concatenate([draws @ plane.T for _, draws in estimates.values()])
+        means = np.stack([mean @ plane.T for mean, _ in estimates.values()])
+        limit = 1.08 * max(1.0, np.abs(means).max(), np.quantile(np.abs(tips).max(axis=1), 0.95))
+
+    columns = min(columns, len(estimates))
+    rows = math.ceil(len(estimates) / columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(2.75 * columns, 3.5 * rows), sharex=True, sharey=True, squeeze=False
+    )
+    for axis in axes.flat[len(estimates) :]:
+        axis.set_visible(False)
+    for axis, (name, (mean, draws)) in zip(axes.flat, estimates.items(), strict=False):
+        _draw_needles(axis, mean @ plane.T, draws @ plane.T, style(name)["color"], limit)
+        axis.set_title((labels or {}).get(name, name))
+        axis.set_xlabel("along ∇J\n" + _compass_numbers(gradient, mean, draws), fontsize=9)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("across ∇J", fontsize=9)
+    return figure
+
+
+def _draw_needles(axis, mean: np.ndarray, draws: np.ndarray, color: str, limit: float) -> None:
+    axis.axvspan(-limit, 0, color=WRONG_SIDE, zorder=0, linewidth=0)
+    zeros = np.zeros(len(draws))
+    axis.plot([zeros, draws[:, 0]], [zeros, draws[:, 1]], color=color, alpha=0.16, linewidth=0.8)
+    axis.plot(draws[:, 0], draws[:, 1], ".", color=color, alpha=0.5, markersize=3)
+    arrow = {"angles": "xy", "scale_units": "xy", "scale": 1, "zorder": 4, "headlength": 3.5}
+    arrow |= {"headaxislength": 3.5, "headwidth": 2.8, "minlength": 0.1}
+    edge = {"edgecolor": "white", "linewidth": 1.0}
+    axis.quiver(0, 0, *mean, color=color, width=0.034, gid="mean", **arrow, **edge)
+    axis.quiver(0, 0, 1, 0, color=INK, width=0.011, gid="truth", **(arrow | {"zorder": 5}))
+    axis.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
+    axis.text(-0.96 * limit, -0.96 * limit, "lowers J", fontsize=8, color="#7a4a36")
+
+
+def _compass_numbers(gradient: np.ndarray, mean: np.ndarray, draws: np.ndarray) -> str:
+    length = np.linalg.norm(gradient)
+    along = gradient @ mean / length**2
+    cosine = gradient @ mean / (length * np.linalg.norm(mean))
+    spread = np.sqrt(((draws - mean) ** 2).sum(axis=1).mean()) / length
+    wrong, zero = (draws @ gradient < 0).mean(), (draws == 0).all(axis=1).mean()
+    return (
+        f"mean: length {along:.2f}, cosine {cosine:.3f}\nspread {spread:.2f} |∇J|\n"
+        f"wrong side {wrong:.0%}, zero {zero:.0%}"
+    )
+
+
+def _array(values: object) -> np.ndarray:
+    return np.asarray(values.detach() if hasattr(values, "detach") else values, dtype=float)
