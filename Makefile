@@ -1,0 +1,39 @@
+# The course's commands. Each sets up .venv by itself first; a second run does no work twice.
+# Without make (Windows): README.md gives the plain command behind each target.
+PYTHON ?= python3
+HW ?= hw1_policy_gradient
+RUN := .venv/bin/python
+# JupyterLab refuses to run as root unless told that it is meant (containers).
+LAB_ARGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lab test lectures homework grade bench lint
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r n t; do printf '  make %-10s %s\n' "$$n" "$$t"; done
+
+setup: ## create .venv and install everything (each command below does this first)
+	@$(PYTHON) bootstrap.py
+
+lab: setup ## open JupyterLab on the course's start page
+	@$(RUN) -m jupyterlab $(LAB_ARGS) lectures/README.md
+
+test: setup ## run the whole test suite (lint, imports, notebooks, browser)
+	@$(RUN) -m pytest $(ARGS)
+
+lectures: setup ## run all lectures from fresh kernels and print the seconds (ARGS="--out DIR")
+	@$(RUN) -m lectures.execute $(ARGS)
+
+homework: setup ## regenerate homework/ from solutions/
+	@$(RUN) -m autograder release
+
+grade: setup ## grade a folder of submissions: make grade HW=hw1_policy_gradient [DIR=submissions]
+	@$(RUN) -m autograder grade $(HW) $(DIR) $(ARGS)
+
+bench: setup ## measure speed (needs `pip install trl==1.16.0` for the comparison with TRL)
+	@$(RUN) benchmarks/toy_loop.py
+	@$(RUN) benchmarks/trainer_step.py
+
+lint: setup ## check style with ruff
+	@$(RUN) -m ruff check . && $(RUN) -m ruff format --check .

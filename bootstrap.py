@@ -1,0 +1,130 @@
+"""Set the course up: create .venv beside this file and install everything into it.
+
+    python3 bootstrap.py        (Windows: py bootstrap.py)
+
+Needs Python 3.11 or newer and nothing else. `make` calls this before each of its commands. A second
+run finds a stamp and does no work; after a change of requirements or a moved folder it installs
+again. Every failure ends in one sentence that says what to do.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+STAMP = VENV / "course-installed"
+LOG = VENV / "install.log"
+INPUTS = ("requirements.txt", "constraints.txt", "pyproject.toml", "bootstrap.py")
+FREE_GB = 4  # the CPU set takes about 2 GB; pip needs room to unpack
+# In this .venv only: JupyterLab shows Markdown pages rendered, and does not phone home for news.
+LAB_SETTINGS = {
+    "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}},
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
+}
+CAUSES = (
+    (r"No space left on device|Errno 28", "the disk is full; free about 4 GB and run this again"),
+    (
+        r"NewConnectionError|ConnectTimeout|ReadTimeout|NameResolutionError|ProxyError|"
+        r"Connection (?:refused|reset|aborted)|Network is unreachable|Temporary failure in name",
+        "the package index cannot be reached; check the network (or pip's proxy setting) "
+        "and run this again",
+    ),
+    (r"Permission denied|Errno 13", f"no permission to write into {VENV}; check who owns it"),
+)
+
+
+def stop(sentence: str) -> None:
+    sys.exit(f"setup: {sentence}")
+
+
+def venv_python() -> Path:
+    return VENV / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+
+def fingerprint() -> str:
+    """Return a hash of all that the installation depends on, the folder's place included."""
+    digest = hashlib.sha256(f"{ROOT} {sys.version_info[:2]}".encode())
+    for name in INPUTS:
+        digest.update((ROOT / name).read_bytes())
+    return digest.hexdigest()
+
+
+def check_machine() -> None:
+    if sys.version_info < (3, 11):
+        stop(
+            f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; "
+            "install one and run it as `make PYTHON=python3.12 ...`"
+        )
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError:
+        stop(
+            "this Python lacks the venv module; on Debian or Ubuntu `sudo apt install "
+            "python3-venv` brings it, then run this again"
+        )
+    free = shutil.disk_usage(ROOT).free / 1e9
+    if free < FREE_GB:
+        stop(f"about {FREE_GB} GB of free disk are needed here, {free:.1f} GB are left; free some")
+
+
+def run(command: list, doing: str) -> None:
+    """Run a command, its output in the log, its progress on one line; stop with the cause."""
+    print(f"setup: {doing} ...", flush=True)
+    width, lines = shutil.get_terminal_size().columns - 1, []
+    with subprocess.Popen(
+        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        for line in process.stdout:
+            lines.append(line)
+            if sys.stdout.isatty() and re.match(r"\s*(Collecting|Downloading|Installing)", line):
+                print("\r" + line.strip()[:width].ljust(width), end="", flush=True)
+    if sys.stdout.isatty():
+        print("\r" + " " * width + "\r", end="")
+    text = "".join(lines)
+    try:
+        with LOG.open("a") as log:
+            log.write(text)
+    except OSError:
+        pass  # the disk may be what failed
+    if process.returncode:
+        sentences = [sentence for pattern, sentence in CAUSES if re.search(pattern, text)]
+        errors = [line.strip() for line in lines if "ERROR" in line.upper()]
+        last = errors[0] if errors else (lines or ["no output"])[-1].strip()
+        stop(sentences[0] if sentences else f"{doing} failed: {last} (all of it is in {LOG})")
+
+
+def main() -> None:
+    check_machine()
+    wanted = fingerprint()
+    if STAMP.exists() and STAMP.read_text() == wanted:
+        return
+    pip = [venv_python(), "-m", "pip", "install", "--disable-pip-version-check", "--retries", "2"]
+    try:
+        usable = venv_python().exists() and not subprocess.call([venv_python(), "-c", "import pip"])
+        if not usable:
+            shutil.rmtree(VENV, ignore_errors=True)
+            VENV.mkdir()
+            run([sys.executable, "-m", "venv", VENV], "creating .venv")
+        pins = ["-r", ROOT / "requirements.txt", "-c", ROOT / "constraints.txt"]
+        run([*pip, *pins], "installing the packages (about 2 GB, a few minutes)")
+        run([*pip, "--no-deps", "-e", ROOT], "installing the course itself")
+        settings = VENV / "share/jupyter/lab/settings/overrides.json"
+        settings.parent.mkdir(parents=True, exist_ok=True)
+        settings.write_text(json.dumps(LAB_SETTINGS, indent=2))
+        STAMP.write_text(wanted)
+    except KeyboardInterrupt:
+        stop("interrupted; run it again to continue")
+    except OSError as error:
+        sentences = [sentence for pattern, sentence in CAUSES if re.search(pattern, str(error))]
+        stop(sentences[0] if sentences else f"{error}")
+    print("setup: done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
