@@ -1,5 +1,6 @@
 """What every committed notebook promises, checked on the files as a reader gets them."""
 
+import itertools
 import json
 import re
 import statistics
@@ -90,7 +91,7 @@ def test_no_two_code_cells_in_a_row_without_something_to_see(path):
     rows = read(path)["cells"]
     silent = [
         first["id"]
-        for first, second in zip(rows, rows[1:], strict=False)
+        for first, second in itertools.pairwise(rows)
         if first["cell_type"] == second["cell_type"] == "code" and not first["outputs"]
     ]
     assert silent == []
@@ -98,7 +99,7 @@ def test_no_two_code_cells_in_a_row_without_something_to_see(path):
 
 @lecture
 def test_pictures_have_words_beside_them(path):
-    """Alt text travels in the output's metadata or its HTML, so that nobody depends on the image."""
+    """Alt text travels in the output itself, so that nobody depends on seeing the picture."""
     for cell in cells(path, "code"):
         for output in cell["outputs"]:
             if "image/png" in output.get("data", {}):
