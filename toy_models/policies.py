@@ -5,7 +5,7 @@
 | `TabularPolicy` | one table (time, vocab), zero at the start | no | fixed |
 | `PromptTabularPolicy` | one such table per prompt | looks it up | fixed |
 | `PositionalPolicy` | embedding, encode and decode weights per position | yes | fixed |
-| `AutoregressivePolicy` | one row of logits per prefix (per prompt, if prompts are given) | optional | up to an end token |
+| `AutoregressivePolicy` | logits per prefix, zero at the start | if told | up to an end token |
 
 One convention throughout, the one of `policy_gradients`: prompts are (prompts, L); responses are
 (batch, time) with batch = prompts * group and a prompt's responses adjacent, so response i belongs
