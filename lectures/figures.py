@@ -9,10 +9,14 @@ A figure is made, then shown with a caption and a description in words:
 Leaves out: anything that only one lecture draws; that code stands in the lecture.
 """
 
+import ast
 import base64
 import html
+import inspect
 import io
 import math
+import textwrap
+from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -24,6 +28,14 @@ from PIL import Image
 INK = "#1a1a1a"
 FAINT = "#8a8a8a"
 WRONG_SIDE = "#f2e6e0"
+BOX_FILLS = {
+    "plain": ("#f4f4f4", "#b5b5b5"),
+    "data": ("#fdf1d8", "#d8a93a"),
+    "trained": ("#d9ebf7", "#0072B2"),
+    "frozen": ("#e9e9e9", "#8a8a8a"),
+    "next": ("#dff3ea", "#009E73"),
+    "none": ("none", "none"),
+}
 SCREEN_DPI = 96
 PIXELS_PER_SCREEN_PIXEL = 1.6
 
@@ -95,6 +107,8 @@ _OTHERS = {
     "max_only": {"color": "#B8A500", "linestyle": ":", "marker": "x"},
     "unclipped": {"color": "#CC79A7", "linestyle": "--", "marker": "1"},
     "supervised": {"color": "#8a8a8a", "linestyle": "-", "marker": "."},
+    "flawed_teacher": {"color": "#8a8a8a", "linestyle": ":", "marker": "x"},
+    "supervised_then_score": {"color": "#E69F00", "linestyle": "--", "marker": "s"},
 }
 
 
@@ -150,6 +164,21 @@ def show(figure: Figure, caption: str, *, alt: str) -> None:
     )
 
 
+# --- code -----------------------------------------------------------------------------------
+
+
+def show_code(function: Callable) -> None:
+    """Display a function's source without its docstring, so that the arithmetic stands out."""
+    lines = textwrap.dedent(inspect.getsource(function)).splitlines()
+    definition = ast.parse("\n".join(lines)).body[0]
+    if ast.get_docstring(definition):
+        docstring = definition.body[0]
+        del lines[docstring.lineno - 1 : docstring.end_lineno]
+    code = "\n".join(lines)
+    where = f"`{function.__module__}.{function.__name__}`"
+    display({"text/markdown": f"{where}\n```python\n{code}\n```", "text/plain": code}, raw=True)
+
+
 # --- learning curves -----------------------------------------------------------------------
 
 
@@ -181,6 +210,51 @@ def learning_curves(
     axis.set(xlabel=xlabel, ylabel=ylabel)
     axis.legend()
     return axis.figure
+
+
+# --- boxes and arrows ----------------------------------------------------------------------
+
+
+def flow(
+    boxes: dict[str, tuple[float, float, str, str]],
+    arrows: list[tuple[str, str, str]],
+    *,
+    size: tuple[float, float],
+    fontsize: float = 9.5,
+) -> Figure:
+    """Draw labelled boxes joined by labelled arrows.
+
+    boxes : name → (x, y, text, kind); x and y of the box's centre in inches; kind picks the fill
+    ("plain", "data", "trained", "frozen", "next" or "none")
+    arrows : (from, to, label), names of boxes; a bent arrow has "~" before its label
+    size : width and height in inches
+    """
+    figure = plt.figure(figsize=size, layout="none")
+    axis = figure.add_axes((0, 0, 1, 1))
+    axis.set(xlim=(0, size[0]), ylim=(0, size[1]))
+    axis.axis("off")
+    texts = {}
+    for name, (x, y, text, kind) in boxes.items():
+        fill, edge = BOX_FILLS[kind]
+        box = {"boxstyle": "round,pad=0.45", "facecolor": fill, "edgecolor": edge}
+        look = {"ha": "center", "va": "center", "fontsize": fontsize, "linespacing": 1.35}
+        texts[name] = axis.text(x, y, text, bbox=box, **look)
+    for start, end, label in arrows:
+        bend = "arc3,rad=-0.3" if label.startswith("~") else "arc3"
+        line = {"arrowstyle": "-|>", "color": "#555555", "linewidth": 1.3, "shrinkA": 2}
+        patches = {"patchA": texts[start].get_bbox_patch(), "patchB": texts[end].get_bbox_patch()}
+        (x0, y0), (x1, y1) = boxes[start][:2], boxes[end][:2]
+        props = line | patches | {"connectionstyle": bend, "shrinkB": 2}
+        axis.annotate("", xy=(x1, y1), xytext=(x0, y0), arrowprops=props)
+        if label.strip("~"):
+            lift = 0.15 * math.hypot(x1 - x0, y1 - y0) if label.startswith("~") else 0
+            dx, dy = (x1 - x0), (y1 - y0)
+            norm = math.hypot(dx, dy)
+            x, y = (x0 + x1) / 2 - lift * dy / norm, (y0 + y1) / 2 + lift * dx / norm
+            paper = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+            look = {"ha": "center", "va": "center", "fontsize": fontsize - 1, "bbox": paper}
+            axis.text(x, y, label.strip("~"), color="#444444", style="italic", **look)
+    return figure
 
 
 # --- the gradient compass ------------------------------------------------------------------
