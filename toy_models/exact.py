@@ -154,7 +154,7 @@ def exact_gradient(policy: Policy, prompts: Tensor, reward: Reward) -> Tensor:
 def exact_entropy(policy: Policy, prompts: Tensor) -> Tensor:
     """Entropy of whole responses, mean over prompts [MAP-2]: a differentiable scalar, nats."""
     logp = response_log_probs(policy, prompts)
-    return -(logp.exp() * logp).sum(-1).mean()
+    return -(logp.exp() * torch.where(logp > -torch.inf, logp, 0.0)).sum(-1).mean()
 
 
 def exact_kl(policy: Policy, reference: Policy, prompts: Tensor) -> Tensor:
@@ -162,9 +162,17 @@ def exact_kl(policy: Policy, reference: Policy, prompts: Tensor) -> Tensor:
 
     Formula: sum_y pi(y) (log pi(y) - log ref(y)). A differentiable scalar, nats; gradients reach
     both policies. (`policy_gradients.kl.exact_kl` is the per-token divergence of two logits.)
+    Raises ValueError for two policies whose responses are not the same.
     """
+    sizes = [(p.vocab_size, p.length, p.eos_id) for p in (policy, reference)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            "policy and reference must have the same responses: (vocab_size, length, eos_id) are "
+            f"{sizes[0]} and {sizes[1]}"
+        )
     logp, logp_ref = response_log_probs(policy, prompts), response_log_probs(reference, prompts)
-    return (logp.exp() * (logp - logp_ref)).sum(-1).mean()
+    log_ratio = torch.where(logp > -torch.inf, logp - logp_ref, 0.0)
+    return (logp.exp() * log_ratio).sum(-1).mean()
 
 
 def prefix_values(policy: Policy, prompt: Tensor, reward: Reward) -> Tensor:
@@ -508,12 +516,17 @@ def kl_in_loss(
     The value is E[k]; the sampling probabilities are constants, as they are in training. Compare
     with `flat_gradient(exact_kl(...), policy)`. Lecture 05.
     """
-    logp = token_log_probs_of(policy, prompts)
-    logp_ref = token_log_probs_of(reference, prompts).detach()
-    probs = logp.sum(-1).detach().exp()
+    logp, logp_ref = token_log_probs_of(policy, prompts), token_log_probs_of(reference, prompts)
+    probs = logp.sum(-1).detach().exp()  # (prompts, responses)
     if not per_token:
         logp, logp_ref = logp.sum(-1, keepdim=True), logp_ref.sum(-1, keepdim=True)
-    return (probs * estimator(logp, logp_ref).sum(-1)).sum(-1).mean()
+    paid = _flat_call(estimator, logp, logp_ref.detach())
+    return (probs * paid.sum(-1)).sum(-1).mean()
+
+
+def _flat_call(estimator, logp: Tensor, logp_ref: Tensor) -> Tensor:
+    """The estimators of the library see (batch, time); here it is (prompts, responses, time)."""
+    return estimator(logp.flatten(0, 1), logp_ref.flatten(0, 1)).view_as(logp)
 
 
 def kl_in_reward(
@@ -537,7 +550,7 @@ def kl_in_reward(
     fixed, fixed_ref = logp.detach(), logp_ref.detach()
     if not per_token:
         fixed, fixed_ref = fixed.sum(-1, keepdim=True), fixed_ref.sum(-1, keepdim=True)
-    paid = estimator(fixed, fixed_ref)  # (prompts, responses, time or 1)
+    paid = _flat_call(estimator, fixed, fixed_ref)  # (prompts, responses, time or 1)
     if per_token and to_go:
         paid = paid.flip(-1).cumsum(-1).flip(-1)
     probs = logp.detach().sum(-1).exp()

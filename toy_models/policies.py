@@ -24,7 +24,8 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from policy_gradients.logprobs import response_mask, token_log_probs
 
 _MAX_STATES = 1_000_000
 
@@ -106,18 +107,14 @@ class Policy(nn.Module):
                   time is the log-probability of the whole response
         """
         logits = self.logits(prompts, responses)
-        logp = F.log_softmax(logits / temperature, -1)
-        logp = logp.gather(-1, responses[..., None]).squeeze(-1)
-        if self.eos_id is None:
-            return logp
+        logp = token_log_probs(logits, responses, temperature=temperature)
         return torch.where(self.mask(responses), logp, 0.0)
 
     def mask(self, responses: Tensor) -> Tensor:
         """(batch, time) bool: true up to and including the first end token [MAP-5]."""
         if self.eos_id is None:
             return torch.ones_like(responses, dtype=torch.bool)
-        ended = responses == self.eos_id
-        return (ended.cumsum(-1) - ended.long()) == 0
+        return response_mask(responses, eos_id=self.eos_id)
 
     def _group(self, prompts: Tensor, responses: Tensor) -> int:
         """How many responses each prompt has; raises where the shapes do not fit."""
