@@ -290,6 +290,7 @@ def compass(
     estimates: dict[str, tuple],
     *,
     labels: dict[str, str] | None = None,
+    styles: dict[str, str] | None = None,
     limit: float | None = None,
     columns: int = 3,
 ) -> Figure:
@@ -297,7 +298,8 @@ def compass(
 
     true_gradient : (parameters,) the exact ∇J; it points right and has length 1 in the picture
     estimates : name → (mean (parameters,), samples (n, parameters)); the names pick the colours
-    labels : name → panel title; limit : half-width of a panel in units of |∇J| (default: wide
+    labels : name → panel title; styles : name → whose colour it wears (default: its own), for
+    several panels of one method; limit : half-width of a panel in units of |∇J| (default: wide
     enough for 95 % of all samples); columns : panels per row
 
     Each panel shows ∇J (thin, black), the estimator's expectation (thick) and its samples (thin
@@ -330,7 +332,8 @@ def compass(
     for axis in axes.flat[len(estimates) :]:
         axis.set_visible(False)
     for axis, (name, (mean, draws)) in zip(axes.flat, estimates.items(), strict=False):
-        _draw_needles(axis, mean @ plane.T, draws @ plane.T, style(name)["color"], limit)
+        color = style((styles or {}).get(name, name))["color"]
+        _draw_needles(axis, mean @ plane.T, draws @ plane.T, color, limit)
         axis.set_title((labels or {}).get(name, name))
         axis.set_xlabel("along ∇J\n" + _compass_numbers(gradient, mean, draws), fontsize=9)
     for axis in axes[:, 0]:
