@@ -1,0 +1,127 @@
+"""Call a learner's function on given inputs and record plain data. Nothing else.
+
+This is the only part of the judge that runs beside a learner's code: it imports torch and the
+standard library, and knows no reference, no expected value and no tolerance. `Case` and
+`Outcome` hold tensors, strings, numbers and tuples of them only, so that both can cross a
+process boundary in any plain format.
+"""
+
+import traceback
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: ``function(*args, **knobs)``.
+
+    args : tensors, passed by position.
+    knobs : numbers, passed by keyword.
+    differentiable : positions in ``args`` whose gradient is expected to be right.
+    constants : positions that require grad but into which no gradient may flow.
+    weights : the gradient recorded is that of ``(output * weights).sum()``; the expected output's
+        shape. None where no gradient is asked for.
+    padding : bool, the output's shape, True where the entry belongs to padding. None without any.
+    stability : a case in float32 that only a numerically careful answer survives.
+    name : a few words for messages, e.g. "temperature .7". Holds no numbers of the inputs.
+    """
+
+    name: str
+    args: tuple[torch.Tensor, ...]
+    knobs: dict[str, float] = field(default_factory=dict)
+    differentiable: tuple[int, ...] = ()
+    constants: tuple[int, ...] = ()
+    weights: torch.Tensor | None = None
+    padding: torch.Tensor | None = None
+    stability: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one call did.
+
+    value : what was returned, detached and copied; None when that was no tensor or number.
+    kind : "tensor", "number", or the name of the type that came back instead.
+    gradients : one entry per position of ``case.differentiable + case.constants``; None where
+        nothing flows.
+    modified : positions in ``args`` that the function changed.
+    error : "" or "TypeName: message (line n)", the exception of the call or of its backward pass.
+    """
+
+    value: torch.Tensor | None = None
+    kind: str = ""
+    gradients: tuple[torch.Tensor | None, ...] = ()
+    modified: tuple[int, ...] = ()
+    error: str = ""
+
+
+def collect(function, cases) -> list[Outcome]:
+    """Call ``function`` once per case, on copies of its inputs."""
+    return [_outcome(function, case) for case in cases]
+
+
+def _outcome(function, case: Case) -> Outcome:
+    tracked = case.differentiable + case.constants
+    leaves = [a.clone().requires_grad_(i in tracked) for i, a in enumerate(case.args)]
+    # A copy of the leaf, not the leaf: torch would refuse to write into a leaf, and we want to
+    # see the write.
+    given = [leaf.clone() if leaf.requires_grad else leaf for leaf in leaves]
+    try:
+        with torch.enable_grad():
+            result = function(*given, **case.knobs)
+        value, kind = _plain(result)
+    except Exception as error:
+        return Outcome(error=_describe(error, function), modified=_modified(given, case.args))
+    gradients: tuple[torch.Tensor | None, ...] = (None,) * len(tracked)
+    error_text = ""
+    if tracked and kind == "tensor" and result.requires_grad:
+        try:
+            weights = case.weights
+            if weights is None or weights.shape != result.shape:
+                weights = torch.ones(result.shape)
+            total = (result * weights.to(result.dtype)).sum()
+            gradients = torch.autograd.grad(total, [leaves[i] for i in tracked], allow_unused=True)
+        except Exception as error:
+            error_text = _describe(error, function)
+    return Outcome(
+        value=value,
+        kind=kind,
+        gradients=tuple(None if g is None else g.detach().clone() for g in gradients),
+        modified=_modified(given, case.args),
+        error=error_text,
+    )
+
+
+def _plain(result) -> tuple[torch.Tensor | None, str]:
+    """The returned object as a copied tensor, and what kind of object it was."""
+    if isinstance(result, torch.Tensor):
+        return result.detach().clone(), "tensor"
+    if isinstance(result, float):
+        return torch.tensor(result, dtype=torch.float64), "number"
+    return None, type(result).__name__
+
+
+def _modified(given, originals) -> tuple[int, ...]:
+    return tuple(
+        i
+        for i, (now, before) in enumerate(zip(given, originals, strict=True))
+        if not identical(now.detach(), before)
+    )
+
+
+def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Same shape, dtype and entries; NaN counts as equal to NaN."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _describe(error: Exception, function) -> str:
+    """Type, message and the line inside the learner's code, on one line."""
+    message = " ".join(str(error).split())
+    code = getattr(function, "__code__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f.lineno for f in frames if code is not None and f.filename == code.co_filename]
+    where = f" (line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {message[:300]}{where}".replace(": (", " (")

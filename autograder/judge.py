@@ -1,0 +1,420 @@
+"""The judge: is an answer right, how many points is it worth, and if it is wrong, why?
+
+`judge` is ``assess(question_id, cases, collect(function, cases))``. Only `collect` touches the
+learner's function (it may run in another process); `assess` compares plain data with the
+reference. Points: all of them when every check passes; half when every value is right and a
+later check fails (gradient, padding, inputs, stability); none otherwise.
+
+The cause is looked for in this order: the exception, each known mistake of the question, each
+pair of them, a description of how the numbers differ (`autograder.patterns`), "unknown". A
+mistake is named only when the values and the gradients of all cases are the mistake's.
+"""
+
+import re
+import sys
+import types
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations
+
+import torch
+
+from autograder.cases import Case, Outcome, collect
+from autograder.patterns import describe
+from autograder.questions import find
+from autograder.questions.base import Draw, Question
+
+PROPERTIES = (
+    "callable", "runs", "shape", "floating", "finite",
+    "value", "gradient", "padding", "inputs", "stability",
+)  # fmt: skip
+WORTH_HALF = ("gradient", "padding", "inputs", "stability")
+STABILITY_TOLERANCE = 1e-3  # float32, after some cancellation
+FINAL_SEEDS = 2
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judgement of one answer.
+
+    cause : None when passed, else a sentence; contains "unknown" only if nothing is known.
+    details : plain data for tables and feedback: question, title, property (the first failing
+        check or ""), case, difference (largest, relative to the answer's size, or None), hint,
+        lecture, named (mistakes by name), note (e.g. which ddof), checks (one dict with property,
+        passed, note per check). Never holds an input or an expected value.
+    """
+
+    points: float
+    max_points: float
+    passed: bool
+    cause: str | None
+    details: dict = field(default_factory=dict)
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        # nbgrader reads a number in text/plain as the points of the cell.
+        from autograder.checks import as_html, shown_just_now
+
+        html = "" if shown_just_now(self) else as_html(self)
+        return {"text/plain": f"{self.points:g}", "text/html": html}
+
+
+def judge(question_id: str, function, *, cases: str = "final", seed: int = 0) -> Verdict:
+    """Judge ``function`` as the answer to a question.
+
+    cases : "visible" (what `check` shows in the notebook) or "final" (what is graded).
+    seed : another seed gives other numbers in the final cases.
+    Raises KeyError for an unknown question, ValueError for unknown cases.
+    """
+    chosen = cases_for(question_id, cases=cases, seed=seed)
+    if not callable(function):
+        name = find(question_id).function_name
+        what = "nothing" if function is None else f"a {type(function).__name__}"
+        return refusal(question_id, f"{name} is {what}, not a function.")
+    return assess(question_id, chosen, collect(function, chosen))
+
+
+def cases_for(question_id: str, *, cases: str = "final", seed: int = 0) -> list[Case]:
+    """The inputs on which a question is judged; the same call gives the same numbers."""
+    question = find(question_id)
+    if cases == "visible":
+        return question.generate(Draw(question_id, "visible"), False)
+    if cases != "final":
+        raise ValueError(f'cases is "visible" or "final", not {cases!r}')
+    draws = [Draw(question_id, "final", seed, k) for k in range(FINAL_SEEDS)]
+    return [case for draw in draws for case in question.generate(draw, True)]
+
+
+def refusal(question_id: str, cause: str, *, hint: str = "", prop: str = "callable") -> Verdict:
+    """A verdict of 0 points without a single call: no function, a forbidden import, a time-out."""
+    question = find(question_id)
+    checks = [{"property": prop, "passed": False, "note": cause}]
+    return _verdict(question, checks, cause, hint=hint)
+
+
+def assess(question_id: str, cases: list[Case], outcomes: list[Outcome]) -> Verdict:
+    """Compare what an answer did with what the reference does on the same cases."""
+    question = find(question_id)
+    if len(cases) != len(outcomes):
+        raise ValueError(f"{len(cases)} cases, but {len(outcomes)} outcomes")
+    tried = []
+    for variant in question.variants:
+        expected = collect(partial(question.reference, **variant), cases)
+        checks = _checks(question, cases, expected, outcomes)
+        tried.append((sum(c["passed"] is True for c in checks), variant, expected, checks))
+        if all(c["passed"] for c in checks):
+            break
+    _, variant, expected, checks = max(tried, key=lambda entry: entry[0])
+    note = ", ".join(f"{k} {v}" for k, v in variant.items())
+    failed = next((c for c in checks if not c["passed"]), None)
+    if failed is None:
+        return _verdict(question, checks, None, note=note)
+    cause, hint, lecture, named = _explain(question, cases, expected, outcomes, failed)
+    if failed["property"] != "inputs" and any(o.modified for o in outcomes):
+        cause += " Besides, it changes an input in place."
+    return _verdict(question, checks, cause, hint=hint, lecture=lecture, named=named)
+
+
+def _verdict(question, checks, cause, *, hint="", lecture="", named=(), note=""):
+    failed = next((c for c in checks if not c["passed"]), {})
+    right = failed.get("property") in WORTH_HALF
+    points = question.points * (1.0 if cause is None else 0.5 if right else 0.0)
+    details = {
+        "question": question.id,
+        "title": question.title,
+        "property": failed.get("property", ""),
+        "case": failed.get("case", ""),
+        "difference": failed.get("difference"),
+        "hint": hint,
+        "lecture": lecture or question.lecture,
+        "named": list(named),
+        "note": note,
+        "checks": [
+            {"property": c["property"], "passed": bool(c["passed"]), "note": c["note"]}
+            for c in checks
+        ],
+    }
+    return Verdict(points, float(question.points), cause is None, cause, details)
+
+
+# The checks, in order; the list ends at the first that fails.
+
+
+def _checks(question: Question, cases, expected, outcomes) -> list[dict]:
+    ordinary = [t for t in zip(cases, expected, outcomes, strict=True) if not t[0].stability]
+    stability = [t for t in zip(cases, expected, outcomes, strict=True) if t[0].stability]
+    names = argument_names(question)
+    tests = {
+        "callable": lambda *_: None,
+        "runs": _runs,
+        "shape": _shape,
+        "floating": _floating,
+        "finite": _finite,
+        "value": partial(_value, question),
+        "gradient": partial(_gradient, question, names),
+        "padding": partial(_padding, question),
+        "inputs": partial(_inputs, names),
+    }
+    done = []
+    for prop, test in tests.items():
+        problem = _worst(test, ordinary)
+        done.append({"property": prop, "passed": problem is None, **(problem or {"note": ""})})
+        if problem:
+            return done
+    for prop, test in tests.items():
+        if problem := _worst(test, stability):
+            done.append({"property": "stability", "passed": False, **problem})
+            return done
+        del prop
+    return [*done, {"property": "stability", "passed": True, "note": ""}]
+
+
+def _worst(test, triples) -> dict | None:
+    """The problem with the largest difference among the cases, or None."""
+    problems = []
+    for case, want, got in triples:
+        found = test(case, want, got)
+        if found:
+            note, difference = found if isinstance(found, tuple) else (found, None)
+            problems.append({"note": note, "case": case.name, "difference": difference})
+    return max(problems, key=lambda p: p["difference"] or 0.0, default=None)
+
+
+def _runs(case, want, got):
+    if got.error:
+        return redact(got.error)
+    if got.value is None:
+        return f"returns {_a(got.kind)} where a tensor is expected"
+    return None
+
+
+def _shape(case, want, got):
+    if got.value.shape != want.value.shape:
+        return f"shape {tuple(got.value.shape)} where {tuple(want.value.shape)} is expected"
+    return None
+
+
+def _floating(case, want, got):
+    if not got.value.is_floating_point():
+        return f"dtype {got.value.dtype} where a floating dtype is expected"
+    return None
+
+
+def _finite(case, want, got):
+    bad = int((~torch.isfinite(got.value)).sum())
+    return f"{bad} of {got.value.numel()} entries are NaN or infinite" if bad else None
+
+
+def _value(question, case, want, got):
+    valid = None if case.padding is None else ~case.padding
+    excess = compare(question, case, got.value, want.value, valid)
+    return _off("values differ", excess)
+
+
+def _gradient(question, names, case, want, got):
+    graded = case.differentiable + case.constants
+    for position, have, right in zip(
+        graded, got.gradients or (None,) * len(graded), want.gradients, strict=True
+    ):
+        if position in case.constants:
+            if have is not None and bool((have.abs() > question.tolerance).any()):
+                return f"a gradient flows into {names[position]}", 1.0
+        elif have is None:
+            return f"no gradient reaches {names[position]}", 1.0
+        else:
+            excess = compare(question, case, have, right, None)
+            if problem := _off(f"the gradient of {names[position]} differs", excess):
+                return problem
+    return None
+
+
+def _padding(question, case, want, got):
+    if case.padding is None:
+        return None
+    return _off(
+        "values on padding differ", compare(question, case, got.value, want.value, case.padding)
+    )
+
+
+def _inputs(names, case, want, got):
+    if got.modified:
+        return f"changes its input {', '.join(names[i] for i in got.modified)} in place"
+    return None
+
+
+def compare(question, case, got, want, where) -> tuple[bool, float]:
+    """(close, largest difference relative to the largest expected entry), in float64."""
+    if got.shape != want.shape:
+        return False, float("inf")
+    got, want = got.to(torch.float64), want.to(torch.float64)
+    scale = float(want.abs().max()) if want.numel() else 0.0
+    scale = scale if scale > 0 else 1.0
+    tolerance = STABILITY_TOLERANCE if case.stability else question.tolerance
+    allowed = torch.full_like(want, tolerance * scale)
+    if question.zero is not None:
+        allowed = torch.where(want == 0, allowed.clamp(min=question.zero), allowed)
+    distance = torch.where(got == want, 0.0, (got - want).abs())
+    distance = torch.where(distance.isnan(), float("inf"), distance)
+    if where is not None:
+        distance, allowed = distance[where], allowed[where]
+    if not distance.numel():
+        return True, 0.0
+    return bool((distance <= allowed).all()), float(distance.max()) / scale
+
+
+def _off(text, result):
+    close, difference = result
+    return (
+        None
+        if close
+        else (f"{text} by up to {percent(difference)} of the largest entry", difference)
+    )
+
+
+def percent(difference: float) -> str:
+    return "an infinite part" if difference == float("inf") else f"{100 * difference:.3g} %"
+
+
+def argument_names(question: Question) -> list[str]:
+    positional = question.signature.strip("()").split("*")[0]
+    return [name.strip() for name in positional.split(",") if name.strip()]
+
+
+def redact(text: str) -> str:
+    """Without decimal numbers: an exception's text could carry the inputs."""
+    return re.sub(r"-?\d*\.\d+(e[-+]?\d+)?", "…", text)[:300]
+
+
+def _a(kind: str) -> str:
+    return "nothing (None)" if kind == "NoneType" else f"a {kind}"
+
+
+# The cause.
+
+
+def _explain(question, cases, expected, outcomes, failed):
+    """(cause, hint, lecture, names of mistakes)."""
+    if failed["property"] == "runs":
+        return _crash(question, outcomes)
+    if failed["property"] == "inputs":
+        return (
+            f"The values are right, but the function {failed['note']}.",
+            "Work on a new tensor: `x = x - y` instead of `x -= y`; no method that ends in _.",
+            question.lecture,
+            (),
+        )
+    for size in (1, 2):
+        found = matches(question, cases, expected, outcomes, size)
+        if found:
+            return _name(question, found)
+    sentence, hint = describe(question, cases, expected, outcomes, failed)
+    return sentence, hint, question.lecture, ()
+
+
+def _crash(question, outcomes):
+    errors = [o.error for o in outcomes if o.error]
+    if not errors:
+        kind = next(o.kind for o in outcomes if o.value is None)
+        cause = f"The function returns {_a(kind)} where a tensor is expected."
+        hint = (
+            "Is there a return statement on every path?"
+            if kind == "NoneType"
+            else ("Return one torch tensor, without converting it.")
+        )
+        return cause, hint, question.lecture, ()
+    first = redact(errors[0])
+    if first.startswith("NotImplementedError"):
+        return (
+            "Not answered yet: the function raises NotImplementedError.",
+            "Replace that line with your answer.",
+            question.lecture,
+            (),
+        )
+    part = "" if len(errors) == len(outcomes) else (f" on {len(errors)} of {len(outcomes)} inputs")
+    return (
+        f"The call raises an exception{part}: {first}",
+        "Call the function yourself on the small example of the statement and read the "
+        "traceback; sizes differ from input to input, so no size may be fixed.",
+        question.lecture,
+        (),
+    )
+
+
+def matches(question, cases, expected, outcomes, size: int) -> list[tuple[str, ...]]:
+    """The sets of ``size`` mistakes under which ``buggy`` does exactly what the answer did."""
+    stable = [
+        _survives(question, *t) if t[0].stability else None
+        for t in zip(cases, expected, outcomes, strict=True)
+    ]
+    names = [m.name for m in question.mistakes]
+    found = []
+    for chosen in combinations(names, size):
+        if size == 2 and frozenset(chosen) in question.excludes:
+            continue
+        for variant in question.variants:
+            candidate = partial(question.buggy, mistakes=frozenset(chosen), **variant)
+            if all(
+                _same(question, case, want, got, collect(candidate, [case])[0], survived)
+                for case, want, got, survived in zip(cases, expected, outcomes, stable, strict=True)
+            ):
+                found.append(chosen)
+                break
+    return found
+
+
+def _survives(question, case, want, got) -> bool:
+    tests = (
+        _runs,
+        _shape,
+        _floating,
+        _finite,
+        partial(_value, question),
+        partial(_gradient, question, argument_names(question)),
+    )
+    return not any(test(case, want, got) for test in tests)
+
+
+def _same(question, case, want, got: Outcome, other: Outcome, survived) -> bool:
+    """Did the answer and the mistake do the same? Rounding noise is compared as failing alike."""
+    if case.stability:
+        return survived == _survives(question, case, want, other)
+    if got.value is None or other.value is None or not got.value.is_floating_point():
+        return False
+    if not _alike(question, case, got.value, other.value):
+        return False
+    graded = len(case.differentiable + case.constants)
+    pairs = zip(got.gradients or (None,) * graded, other.gradients or (None,) * graded, strict=True)
+    return all(_alike(question, case, a, b) for a, b in pairs)
+
+
+def _alike(question, case, a, b) -> bool:
+    if a is None and b is None:
+        return True
+    a = torch.zeros_like(b) if a is None else a
+    b = torch.zeros_like(a) if b is None else b
+    if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
+        return False
+    return compare(question, case, a.nan_to_num(nan=0.0), b.nan_to_num(nan=0.0), None)[0]
+
+
+def _name(question, found):
+    """One cause, or "A or B" where several are indistinguishable on these cases."""
+    known = {m.name: m for m in question.mistakes}
+    sentences = []
+    for chosen in found:
+        text = " And: ".join(known[name].cause for name in chosen)
+        if text not in sentences:
+            sentences.append(text)
+    named = [name for chosen in found for name in chosen]
+    first = known[found[0][0]]
+    hint = " ".join(dict.fromkeys(known[name].hint for name in found[0]))
+    return " Or: ".join(sentences), hint, first.lecture, list(dict.fromkeys(named))
+
+
+class _CallableModule(types.ModuleType):
+    """``from autograder import judge`` gives this module; calling it calls the function."""
+
+    def __call__(self, *args, **kwargs):
+        return judge(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule

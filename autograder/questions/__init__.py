@@ -1,0 +1,16 @@
+"""The registry of questions: ``QUESTIONS["hw1/leave_one_out"]``."""
+
+from autograder.questions import hw1
+from autograder.questions.base import Draw, Mistake, Question
+
+QUESTIONS: dict[str, Question] = {q.id: q for q in hw1.QUESTIONS}
+
+__all__ = ["QUESTIONS", "Draw", "Mistake", "Question", "find"]
+
+
+def find(question_id: str) -> Question:
+    """The question of that id; KeyError with the known ids otherwise."""
+    if question_id not in QUESTIONS:
+        known = ", ".join(QUESTIONS)
+        raise KeyError(f"unknown question {question_id!r}; the known ones are: {known}")
+    return QUESTIONS[question_id]

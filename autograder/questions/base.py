@@ -1,0 +1,103 @@
+"""What a question is: `Question` and `Mistake`, and helpers to draw its inputs."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from autograder.cases import Case
+
+LECTURES = {
+    "00": "00_map",
+    "01": "01_policy_gradient",
+    "02": "02_baselines_and_advantages",
+    "03": "03_ratios_and_clipping",
+}
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong answer that people really write.
+
+    name : the switch of the question's ``buggy`` function.
+    cause : one sentence that says what the answer does, without numbers of any input.
+    hint : one sentence that says what to look at.
+    lecture : where it is explained, e.g. "02, [BL-8]".
+    """
+
+    name: str
+    cause: str
+    hint: str
+    lecture: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """One function that a learner writes.
+
+    id : "hw1/leave_one_out"; the part after the slash is the function's name.
+    generate : ``generate(draw, final)`` -> cases; ``draw`` is a `Draw`. The visible and the final
+        cases test the same properties on different sizes and numbers.
+    reference : the right function.
+    buggy : ``buggy(*args, mistakes=frozenset(), **knobs)``, the right function with one switch per
+        mistake; it is written independently of ``reference``.
+    excludes : pairs of mistakes that cannot be made together.
+    variants : keywords under which reference and buggy are both accepted, e.g. ddof 0 or 1.
+    tolerance : largest difference relative to the largest entry of the expected tensor.
+    zero : largest absolute value accepted where the expected entry is exactly 0; None: as others.
+    """
+
+    id: str
+    title: str
+    points: int
+    signature: str
+    lecture: str
+    generate: Callable[["Draw", bool], list[Case]]
+    reference: Callable
+    buggy: Callable
+    mistakes: tuple[Mistake, ...]
+    excludes: frozenset[frozenset[str]] = frozenset()
+    variants: tuple[dict, ...] = ({},)
+    tolerance: float = 1e-4
+    zero: float | None = None
+
+    @property
+    def homework(self) -> str:
+        return self.id.split("/")[0]
+
+    @property
+    def function_name(self) -> str:
+        return self.id.split("/")[1]
+
+
+def excluding(*groups: str) -> frozenset[frozenset[str]]:
+    """Pairs within each group of names separated by spaces: ``excluding("a b c", "a d")``."""
+    pairs = set()
+    for group in groups:
+        names = group.split()
+        pairs |= {frozenset((a, b)) for a in names for b in names if a != b}
+    return frozenset(pairs)
+
+
+class Draw:
+    """Seeded random tensors for a question's inputs, float64 unless a dtype is given."""
+
+    def __init__(self, *key):
+        digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
+        self._rng = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self._rng, dtype=torch.float64)
+
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
+        unit = torch.rand(*shape, generator=self._rng, dtype=torch.float64)
+        return low + (high - low) * unit
+
+    def weights(self, *shape: int) -> torch.Tensor:
+        """Weights of a backward pass: of order one, both signs, none near zero."""
+        sign = torch.where(self.uniform(*shape) < 0.5, -1.0, 1.0).to(torch.float64)
+        return sign * self.uniform(*shape, low=0.5, high=1.5)
+
+    def integers(self, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(high, shape, generator=self._rng)

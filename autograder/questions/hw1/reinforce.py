@@ -1,0 +1,189 @@
+"""hw1/reinforce: the loss per token whose gradient is the policy gradient."""
+
+from autograder.cases import Case
+from autograder.questions.base import Mistake, Question, excluding
+from policy_gradients.surrogates import reinforce
+
+
+def generate(draw, final):
+    sizes = [(4, 6, 1), (3, 2, 2), (2, 5, 1)] if final else [(3, 5, 1), (4, 2, 2), (2, 3, 1)]
+    cases = []
+    for batch, time, width in sizes:
+        cases.append(
+            Case(
+                name="advantages (batch, 1)" if width == 1 else "advantages (batch, time)",
+                args=(draw.uniform(batch, time, low=-2.5, high=-0.2), draw.weights(batch, width)),
+                differentiable=(0,),
+                weights=draw.weights(batch, time),
+            )
+        )
+    cases.append(
+        Case(
+            name="advantages that come from a network",
+            args=(draw.uniform(3, 4, low=-2.5, high=-0.2), draw.weights(3, 4)),
+            differentiable=(0,),
+            constants=(1,),
+            weights=draw.weights(3, 4),
+        )
+    )
+    return cases
+
+
+def buggy(logp, advantages, *, mistakes=frozenset()):
+    if "advantages_not_detached" not in mistakes:
+        advantages = advantages.detach()
+    if "advantages_centred" in mistakes:
+        advantages = advantages - advantages.mean()
+    if "advantages_whitened" in mistakes:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    if "advantage_size" in mistakes:
+        advantages = advantages.abs()
+    if "mean_log_prob" in mistakes:
+        logp = logp.mean(1, keepdim=True).expand_as(logp)
+    if "probabilities" in mistakes:
+        logp = logp.exp()
+    if "ratio" in mistakes:
+        logp = (logp - logp.detach()).exp()
+    if "logp_detached" in mistakes:
+        logp = logp.detach()
+    loss = logp + advantages if "sum_for_product" in mistakes else logp * advantages
+    if "missing_minus" not in mistakes:
+        loss = -loss
+    if "divided_by_time" in mistakes:
+        loss = loss / logp.shape[1]
+    if "divided_by_batch" in mistakes:
+        loss = loss / logp.shape[0]
+    if "mean" in mistakes:
+        loss = loss.mean()
+    elif "sum" in mistakes:
+        loss = loss.sum()
+    elif "mean_over_time" in mistakes:
+        loss = loss.mean(1)
+    elif "sum_over_time" in mistakes:
+        loss = loss.sum(1)
+    return loss
+
+
+WHERE = "01, [PG-6]"
+MISTAKES = (
+    Mistake(
+        "missing_minus",
+        "The minus is missing: minimising this makes good tokens less likely.",
+        "The objective is maximised, a loss is minimised.",
+        WHERE,
+    ),
+    Mistake(
+        "advantages_not_detached",
+        "The advantages are not detached: a gradient of the policy's loss flows into "
+        "whatever produced them.",
+        "An advantage is a number that weighs the score; cut its graph.",
+        WHERE,
+    ),
+    Mistake(
+        "logp_detached",
+        "The log-probabilities are detached: the value is right and the gradient is zero "
+        "everywhere.",
+        "Of the two factors, only one is a constant.",
+        WHERE,
+    ),
+    Mistake(
+        "probabilities",
+        "Probabilities are weighted instead of log-probabilities.",
+        "The log-derivative identity [PG-2] leaves ∇ log π, not ∇π.",
+        "01, [PG-2]",
+    ),
+    Mistake(
+        "ratio",
+        "A ratio of new to old probability stands where the log-probability belongs: the "
+        "gradient is right, the value is not.",
+        "That is the surrogate of lecture 03; here the plain log-probability is asked for.",
+        "03, [RC-4]",
+    ),
+    Mistake(
+        "mean_log_prob",
+        "The advantage weighs the mean log-probability of the row instead of each token's own.",
+        "Every token keeps its own log-probability; do not average before multiplying.",
+        WHERE,
+    ),
+    Mistake(
+        "divided_by_time",
+        "Each entry is already divided by the number of tokens.",
+        "One loss per token is asked for; averaging is a separate step.",
+        WHERE,
+    ),
+    Mistake(
+        "divided_by_batch",
+        "Each entry is already divided by the batch size.",
+        "One loss per token is asked for; averaging is a separate step.",
+        WHERE,
+    ),
+    Mistake(
+        "mean",
+        "The loss is averaged to one number instead of one per token.",
+        "Return the shape (batch, time); averaging is a separate step, because it is a "
+        "separate choice.",
+        WHERE,
+    ),
+    Mistake(
+        "sum",
+        "The loss is summed to one number instead of one per token.",
+        "Return the shape (batch, time); adding up is a separate step, because it is a "
+        "separate choice.",
+        WHERE,
+    ),
+    Mistake(
+        "mean_over_time",
+        "The loss is averaged over time: one number per response instead of one per token.",
+        "Return the shape (batch, time).",
+        WHERE,
+    ),
+    Mistake(
+        "sum_over_time",
+        "The loss is summed over time: one number per response instead of one per token.",
+        "Return the shape (batch, time).",
+        WHERE,
+    ),
+    Mistake(
+        "advantages_centred",
+        "The advantages are centred once more inside the loss.",
+        "The baseline was subtracted by whoever computed the advantages; use them as they come.",
+        "02, [BL-1]",
+    ),
+    Mistake(
+        "advantages_whitened",
+        "The advantages are standardised once more inside the loss.",
+        "Use the advantages as they come.",
+        "02, [BL-10]",
+    ),
+    Mistake(
+        "advantage_size",
+        "The sign of the advantage is lost: bad answers are pushed up like good ones.",
+        "A negative advantage has to lower the probability.",
+        WHERE,
+    ),
+    Mistake(
+        "sum_for_product",
+        "The advantage is added to the log-probability instead of multiplied with it.",
+        "The advantage is the weight Ψ of the score in [BL-1].",
+        WHERE,
+    ),
+)
+
+QUESTION = Question(
+    id="hw1/reinforce",
+    title="The REINFORCE loss",
+    points=3,
+    signature="(logp, advantages)",
+    lecture=WHERE,
+    generate=generate,
+    reference=reinforce,
+    buggy=buggy,
+    mistakes=MISTAKES,
+    excludes=excluding(
+        "probabilities ratio logp_detached",
+        "mean sum mean_over_time sum_over_time",
+        "advantages_centred advantages_whitened advantage_size",
+        "logp_detached mean_log_prob",
+        "sum_for_product advantages_centred advantages_whitened advantage_size",
+    ),
+)

@@ -1,0 +1,245 @@
+"""hw1/token_log_probs: the log-probability of each token that was sampled."""
+
+import torch
+
+from autograder.cases import Case
+from autograder.questions.base import Mistake, Question, excluding
+from policy_gradients.logprobs import token_log_probs
+
+
+def generate(draw, final):
+    sizes = (
+        [(3, 5, 7, 0.7), (4, 2, 6, 1.0), (2, 6, 4, 2.5)]
+        if final
+        else [(2, 4, 5, 0.7), (3, 2, 7, 1.0), (5, 3, 4, 1.6)]
+    )
+    cases = []
+    for batch, time, vocab, temperature in sizes:
+        cases.append(
+            Case(
+                name=f"temperature {temperature}",
+                args=(2 * draw.normal(batch, time, vocab), draw.integers(vocab, batch, time)),
+                knobs={"temperature": temperature},
+                differentiable=(0,),
+                weights=draw.weights(batch, time),
+            )
+        )
+    # Gaps between logits of up to 240: exp() overflows or underflows in float32.
+    logits = draw.uniform(2, 3, 4, low=-120.0, high=120.0).to(torch.float32)
+    cases.append(
+        Case(
+            name="large logits in float32",
+            args=(logits, draw.integers(4, 2, 3)),
+            knobs={"temperature": 0.7},
+            differentiable=(0,),
+            weights=draw.weights(2, 3).to(torch.float32),
+            stability=True,
+        )
+    )
+    return cases
+
+
+def buggy(logits, tokens, *, temperature=1.0, mistakes=frozenset()):
+    if "temperature_multiplied" in mistakes:
+        scaled = logits * temperature
+    elif "temperature_ignored" in mistakes:
+        scaled = logits
+    else:
+        scaled = logits / temperature
+    axis = 1 if "softmax_over_time" in mistakes else 0 if "softmax_over_batch" in mistakes else -1
+    if "naive_softmax" in mistakes:
+        weight = scaled.exp()
+        log_probs = (weight / weight.sum(axis, keepdim=True)).log()
+    elif "log_of_softmax" in mistakes:
+        log_probs = scaled.softmax(axis).log()
+    elif "no_normaliser" in mistakes:
+        log_probs = scaled
+    else:
+        log_probs = scaled - scaled.logsumexp(axis, keepdim=True)
+    if "probabilities" in mistakes:
+        log_probs = log_probs.exp()
+    if "temperature_after" in mistakes:
+        log_probs = log_probs / temperature
+    if "argmax_token" in mistakes:
+        tokens = logits.argmax(-1)
+    if "shifted" in mistakes:
+        log_probs, tokens = log_probs[:, :-1], tokens[:, 1:]
+    elif "shifted_wrapped" in mistakes:
+        tokens = tokens.roll(-1, dims=1)
+    elif "shifted_late" in mistakes:
+        tokens = tokens.roll(1, dims=1)
+    if "mean_over_vocabulary" in mistakes:
+        picked = log_probs.mean(-1)
+    else:
+        picked = log_probs.gather(-1, tokens[..., None])[..., 0]
+    if "negative" in mistakes:
+        picked = -picked
+    if "base_2" in mistakes:
+        picked = picked / 0.6931471805599453
+    if "sum_over_time" in mistakes:
+        picked = picked.sum(1)
+    elif "mean_over_time" in mistakes:
+        picked = picked.mean(1)
+    if "keepdim" in mistakes:
+        picked = picked[..., None]
+    if "detached" in mistakes:
+        picked = picked.detach()
+    return picked
+
+
+WHERE = "00, [MAP-1]"
+MISTAKES = (
+    Mistake(
+        "temperature_multiplied",
+        "The logits are multiplied by the temperature instead of divided by it.",
+        "A high temperature must flatten the distribution: which operation makes logits "
+        "smaller when T grows?",
+        WHERE,
+    ),
+    Mistake(
+        "temperature_ignored",
+        "The temperature has no effect on the result.",
+        "The tokens were sampled from softmax(logits / temperature); score them under the "
+        "same distribution.",
+        WHERE,
+    ),
+    Mistake(
+        "temperature_after",
+        "The temperature is applied to the log-probabilities, after the log-softmax, so "
+        "they are not normalised.",
+        "Divide the logits first; the normaliser has to see the tempered logits.",
+        WHERE,
+    ),
+    Mistake(
+        "softmax_over_time",
+        "The softmax runs over time instead of over the vocabulary.",
+        "Which axis lists the alternatives among which one token is drawn?",
+        WHERE,
+    ),
+    Mistake(
+        "softmax_over_batch",
+        "The softmax runs over the batch instead of over the vocabulary.",
+        "Which axis lists the alternatives among which one token is drawn?",
+        WHERE,
+    ),
+    Mistake(
+        "naive_softmax",
+        "exp() of the raw logits overflows when they are large, and the result is no "
+        "longer finite.",
+        "Subtract in log space: log-softmax never exponentiates a large number.",
+        WHERE,
+    ),
+    Mistake(
+        "log_of_softmax",
+        "The logarithm is taken of a softmax that has already underflowed to 0 for "
+        "unlikely tokens.",
+        "Use the log-softmax as one operation; softmax followed by log loses small probabilities.",
+        WHERE,
+    ),
+    Mistake(
+        "no_normaliser",
+        "The logit itself is returned: the log of the normaliser is not subtracted.",
+        "exp() of the result, summed over the vocabulary, has to be 1.",
+        WHERE,
+    ),
+    Mistake(
+        "probabilities",
+        "Probabilities are returned instead of log-probabilities.",
+        "Every right entry is negative; is yours?",
+        WHERE,
+    ),
+    Mistake(
+        "argmax_token",
+        "The log-probability of the most likely token is returned instead of that of the "
+        "given token.",
+        "Pick the entry of the token that was sampled.",
+        WHERE,
+    ),
+    Mistake(
+        "shifted",
+        "The tokens are shifted by one position inside the function, which also shortens "
+        "the result.",
+        "logits[:, t] already predicts tokens[:, t]: there is nothing to shift.",
+        WHERE,
+    ),
+    Mistake(
+        "shifted_wrapped",
+        "Each position is scored with the next position's token: shifted by one.",
+        "logits[:, t] already predicts tokens[:, t]: there is nothing to shift.",
+        WHERE,
+    ),
+    Mistake(
+        "shifted_late",
+        "Each position is scored with the previous position's token: shifted by one.",
+        "logits[:, t] already predicts tokens[:, t]: there is nothing to shift.",
+        WHERE,
+    ),
+    Mistake(
+        "mean_over_vocabulary",
+        "The log-probabilities are averaged over the vocabulary instead of picked at the token.",
+        "One number per position is looked up, not averaged.",
+        WHERE,
+    ),
+    Mistake(
+        "negative",
+        "The sign is flipped: this is the cross-entropy, not the log-probability.",
+        "A log-probability is at most 0; the minus belongs to the loss.",
+        WHERE,
+    ),
+    Mistake(
+        "base_2",
+        "The logarithm has base 2: the result is in bits, not in nats.",
+        "Use the natural logarithm.",
+        WHERE,
+    ),
+    Mistake(
+        "sum_over_time",
+        "The log-probabilities are summed over time: one number per response instead of "
+        "one per token.",
+        "Keep the shape (batch, time); what to add up is decided later.",
+        WHERE,
+    ),
+    Mistake(
+        "mean_over_time",
+        "The log-probabilities are averaged over time: one number per response instead of "
+        "one per token.",
+        "Keep the shape (batch, time); what to average is decided later.",
+        WHERE,
+    ),
+    Mistake(
+        "keepdim",
+        "The result keeps a last axis of size 1 that gather left behind.",
+        "Remove the axis you added for gather.",
+        WHERE,
+    ),
+    Mistake(
+        "detached",
+        "The values are right, but no gradient reaches the logits.",
+        "Look for detach(), no_grad() or .item() between the logits and the result.",
+        "00, [MAP-1]",
+    ),
+)
+
+QUESTION = Question(
+    id="hw1/token_log_probs",
+    title="The log-probability of the sampled tokens",
+    points=3,
+    signature="(logits, tokens, *, temperature=1.0)",
+    lecture=WHERE,
+    generate=generate,
+    reference=token_log_probs,
+    buggy=buggy,
+    mistakes=MISTAKES,
+    excludes=excluding(
+        "temperature_multiplied temperature_ignored temperature_after",
+        "softmax_over_time softmax_over_batch mean_over_vocabulary",
+        "naive_softmax log_of_softmax no_normaliser",
+        "no_normaliser softmax_over_time",
+        "no_normaliser softmax_over_batch",
+        "argmax_token shifted shifted_wrapped shifted_late mean_over_vocabulary",
+        "sum_over_time mean_over_time",
+        "sum_over_time keepdim",
+        "mean_over_time keepdim",
+        "probabilities base_2",
+    ),
+)
