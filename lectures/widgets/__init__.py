@@ -1,0 +1,5 @@
+"""Widgets of the lectures: one Python class and one ES module each, on a small shared base."""
+
+from lectures.widgets.clip_region import ClipRegion
+
+__all__ = ["ClipRegion"]
