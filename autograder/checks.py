@@ -1,21 +1,199 @@
-"""``check("hw1/leave_one_out", fn)``: the verdict on the visible cases, in the notebook."""
+"""``check("hw1/leave_one_out", fn)``: the judge's verdict on the visible cases, in the notebook."""
 
-from autograder.judge import judge
+import html
+import inspect
+import linecache
+from pathlib import Path
+
+from autograder.imports import FORBIDDEN, forbidden_imports
+from autograder.judge import PROPERTIES, Verdict, judge, percent, refusal
+from autograder.questions import find
+
+LABELS = {
+    "callable": "is a function",
+    "runs": "runs on every input",
+    "shape": "shape",
+    "floating": "floating-point result",
+    "finite": "no NaN, no infinity",
+    "value": "values",
+    "gradient": "gradient",
+    "padding": "padding not felt",
+    "inputs": "inputs left as they were",
+    "stability": "float32 and extreme inputs",
+}
+_last_shown: list = []  # the verdict shown last and the cell execution that showed it
 
 
-def check(question_id, function):
-    verdict = judge(question_id, function, cases="visible")
-    print(verdict)
+def check(question_id: str, function) -> Verdict:
+    """Judge ``function`` on the visible cases, show the verdict and return it.
+
+    In a notebook the verdict is a small table, elsewhere plain text. The same judge grades the
+    homework later, on other numbers and sizes. Raises KeyError for an unknown question.
+    """
+    find(question_id)
+    refused = refused_imports(function)
+    if refused:
+        verdict = refusal(question_id, import_refusal(refused), hint=IMPORT_HINT)
+    else:
+        verdict = judge(question_id, function, cases="visible")
+    _show(verdict)
     return verdict
 
 
-def forbidden_imports(source: str) -> list[str]:
-    return []
+IMPORT_HINT = "Write the few lines yourself, with torch alone; the lecture has every step."
 
 
-def as_html(verdict) -> str:
-    return ""
+def import_refusal(names: list[str]) -> str:
+    """The sentence with which an answer that imports the course's own packages is refused."""
+    return (
+        f"The answer uses {', '.join(names)}. An answer may use torch, einops and the standard "
+        "library only."
+    )
 
 
-def shown_just_now(verdict) -> bool:
-    return False
+def refused_imports(function) -> list[str]:
+    """Course packages that the function uses: by the text of its cell, or through a global name.
+
+    Follows the notebook functions that it calls. Empty where no source text can be had.
+    """
+    found, seen, queue = [], set(), [function]
+    while queue:
+        current = inspect.unwrap(queue.pop())
+        code = getattr(current, "__code__", None)
+        if code is None or code in seen:
+            continue
+        seen.add(code)
+        found += forbidden_imports(_source(current))
+        for name in _global_names(code):
+            value = current.__globals__.get(name)
+            module = getattr(value, "__module__", None) or getattr(value, "__name__", "")
+            root = str(module).partition(".")[0]
+            if inspect.isfunction(value) and value.__globals__ is current.__globals__:
+                queue.append(value)
+            elif root in FORBIDDEN and (inspect.ismodule(value) or callable(value)):
+                found.append(root)
+    return list(dict.fromkeys(found))
+
+
+def _global_names(code):
+    """Names used by the code and by the functions defined inside it."""
+    inner = [c for c in code.co_consts if inspect.iscode(c)]
+    return {*code.co_names, *(name for c in inner for name in _global_names(c))}
+
+
+def _source(function) -> str:
+    """The whole cell for a function of a notebook, the function's own text for one of a file."""
+    filename = function.__code__.co_filename
+    if Path(filename).suffix != ".py" or "ipykernel" in filename:
+        cell = "".join(linecache.getlines(filename))
+        if cell:
+            return cell
+    try:
+        return inspect.cleandoc("\n" + inspect.getsource(function))
+    except (OSError, TypeError):
+        return ""
+
+
+# Showing a verdict.
+
+
+def _show(verdict: Verdict) -> None:
+    shell = _shell()
+    if shell is None:
+        print(as_text(verdict))
+        return
+    from IPython.display import display
+
+    display({"text/html": as_html(verdict), "text/plain": as_text(verdict)}, raw=True)
+    _last_shown[:] = [verdict, shell.execution_count]
+
+
+def _shell():
+    """The notebook this runs in, or None in a plain interpreter."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return None
+    return get_ipython()
+
+
+def shown_just_now(verdict: Verdict) -> bool:
+    """Whether the same cell execution has already shown this verdict."""
+    shell = _shell()
+    return bool(
+        shell
+        and _last_shown
+        and _last_shown[0] is verdict
+        and _last_shown[1] == shell.execution_count
+    )
+
+
+def rows(verdict: Verdict) -> list[tuple[str, str, str]]:
+    """(mark, check, note) per check in order; "✓" passed, "✗" failed, "·" not reached."""
+    done = {c["property"]: c for c in verdict.details["checks"]}
+    table = []
+    for prop in PROPERTIES:
+        result = done.get(prop)
+        mark = "·" if result is None else "✓" if result["passed"] else "✗"
+        table.append((mark, LABELS[prop], result["note"] if result else "not reached"))
+    return table
+
+
+def findings(verdict: Verdict) -> list[tuple[str, str]]:
+    """(label, sentence) pairs that explain a verdict; empty entries are left out."""
+    details = verdict.details
+    if verdict.passed:
+        return [("accepted as", details["note"])] if details["note"] else []
+    difference = details["difference"]
+    pairs = [
+        ("fails first", LABELS[details["property"]]),
+        ("input", details["case"]),
+        ("largest difference", f"{percent(difference)} of the largest entry" if difference else ""),
+        ("likely cause", verdict.cause),
+        ("hint", details["hint"]),
+        ("read again", f"lecture {details['lecture']}"),
+    ]
+    return [(label, text) for label, text in pairs if text]
+
+
+def headline(verdict: Verdict) -> str:
+    state = "passed" if verdict.passed else "not yet"
+    points = f"{verdict.points:g} of {verdict.max_points:g} points"
+    return f"{verdict.details['question']}: {state}, {points} on the visible inputs"
+
+
+def as_text(verdict: Verdict) -> str:
+    """The verdict as plain text."""
+    mark = "✓" if verdict.passed else "✗"
+    lines = [f"{mark} {headline(verdict)}"]
+    lines += [f"  {label}: {text}" for label, text in findings(verdict)]
+    return "\n".join(lines)
+
+
+def as_html(verdict: Verdict) -> str:
+    """The verdict as an HTML table; every text in it is escaped."""
+    colour = "#009E73" if verdict.passed else "#D55E00"
+    cell = "padding:2px 12px 2px 0;text-align:left;vertical-align:top;"
+    facts = "".join(
+        f'<tr style="background:none"><th scope="row" style="{cell}white-space:nowrap;'
+        f'font-weight:600">{html.escape(label)}</th>'
+        f'<td style="{cell}max-width:44em">{html.escape(text)}</td></tr>'
+        for label, text in findings(verdict)
+    )
+    steps = " &nbsp; ".join(
+        f'<span style="white-space:nowrap;opacity:{0.5 if mark == "·" else 1}">'
+        f"{mark} {html.escape(label)}</span>"
+        for mark, label, _ in rows(verdict)
+    )
+    mark = "✓" if verdict.passed else "✗"
+    return (
+        f'<div style="border-left:5px solid {colour};padding:2px 0 4px 12px;margin:4px 0">'
+        f'<div style="font-weight:700;margin-bottom:3px">'
+        f'<span style="color:{colour}">{mark}</span> {html.escape(headline(verdict))}</div>'
+        + (
+            f'<table style="border:none;margin:0;border-collapse:collapse">{facts}</table>'
+            if facts
+            else ""
+        )
+        + f'<div style="margin-top:4px;font-size:90%">{steps}</div></div>'
+    )

@@ -20,9 +20,12 @@ from itertools import combinations
 import torch
 
 from autograder.cases import Case, Outcome, collect
+from autograder.imports import forbidden_imports
 from autograder.patterns import describe
 from autograder.questions import find
 from autograder.questions.base import Draw, Question
+
+__all__ = ["Verdict", "assess", "cases_for", "collect", "forbidden_imports", "judge", "refusal"]
 
 PROPERTIES = (
     "callable", "runs", "shape", "floating", "finite",
@@ -306,7 +309,7 @@ def _explain(question, cases, expected, outcomes, failed):
         found = matches(question, cases, expected, outcomes, size)
         if found:
             return _name(question, found)
-    sentence, hint = describe(question, cases, expected, outcomes, failed)
+    sentence, hint = describe(cases, expected, outcomes, failed, argument_names(question))
     return sentence, hint, question.lecture, ()
 
 

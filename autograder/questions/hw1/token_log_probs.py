@@ -47,10 +47,7 @@ def buggy(logits, tokens, *, temperature=1.0, mistakes=frozenset()):
     else:
         scaled = logits / temperature
     axis = 1 if "softmax_over_time" in mistakes else 0 if "softmax_over_batch" in mistakes else -1
-    if "naive_softmax" in mistakes:
-        weight = scaled.exp()
-        log_probs = (weight / weight.sum(axis, keepdim=True)).log()
-    elif "log_of_softmax" in mistakes:
+    if "log_of_softmax" in mistakes:
         log_probs = scaled.softmax(axis).log()
     elif "no_normaliser" in mistakes:
         log_probs = scaled
@@ -123,17 +120,10 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
-        "naive_softmax",
-        "exp() of the raw logits overflows when they are large, and the result is no "
-        "longer finite.",
-        "Subtract in log space: log-softmax never exponentiates a large number.",
-        WHERE,
-    ),
-    Mistake(
         "log_of_softmax",
-        "The logarithm is taken of a softmax that has already underflowed to 0 for "
-        "unlikely tokens.",
-        "Use the log-softmax as one operation; softmax followed by log loses small probabilities.",
+        "The softmax is formed first and its logarithm taken afterwards: exp() has overflowed or "
+        "underflowed by then where logits are large.",
+        "Use the log-softmax as one operation, or subtract logsumexp in log space.",
         WHERE,
     ),
     Mistake(
@@ -233,7 +223,7 @@ QUESTION = Question(
     excludes=excluding(
         "temperature_multiplied temperature_ignored temperature_after",
         "softmax_over_time softmax_over_batch mean_over_vocabulary",
-        "naive_softmax log_of_softmax no_normaliser",
+        "log_of_softmax no_normaliser",
         "no_normaliser softmax_over_time",
         "no_normaliser softmax_over_batch",
         "argmax_token shifted shifted_wrapped shifted_late mean_over_vocabulary",

@@ -1,0 +1,59 @@
+"""Does an answer import the course's own packages? It may not: they hold the answers.
+
+`forbidden_imports` reads source text and runs nothing. `check` applies it to the cells behind a
+function, `grade` to the answer and helper cells of a submission.
+"""
+
+import ast
+import re
+
+FORBIDDEN = ("policy_gradients", "toy_models", "autograder", "llm_trainer", "lectures", "solutions")
+# Calls and lookups that turn a string into a module or into code.
+LOADERS = {
+    "__import__", "import_module", "find_spec", "reload", "run_module", "run_path",
+    "spec_from_file_location", "find_module", "load_module", "exec", "eval", "compile",
+    "run_line_magic", "run_cell_magic", "run_cell",
+}  # fmt: skip
+NAMED = re.compile(rf"(?<![\w.])({'|'.join(FORBIDDEN)})(?!\w)")
+
+
+def forbidden_imports(source: str) -> list[str]:
+    """The course packages that this source imports, by name, each once; [] when there are none.
+
+    Finds import statements anywhere (inside functions too), ``__import__`` and importlib calls,
+    text handed to exec and eval, and ``sys.modules[...]``. Lines with % or ! are skipped; text
+    that does not parse is searched line by line.
+    """
+    try:
+        tree = ast.parse(re.sub(r"^([ \t]*)[%!].*$", r"\1pass", source, flags=re.M))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        lines = re.findall(r"^\s*(?:from|import)\s+(.*)$", source, flags=re.M)
+        return list(dict.fromkeys(name for line in lines for name in NAMED.findall(line)))
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""] if not node.level else []
+        elif isinstance(node, ast.Call) and _callee(node.func) in LOADERS:
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+            names = [name for a in arguments for name in NAMED.findall(_text(a))]
+        elif isinstance(node, ast.Subscript) and _callee(node.value) == "modules":
+            names = NAMED.findall(_text(node.slice))
+        else:
+            names = []
+        roots = [name.partition(".")[0] for name in names]
+        found += [root for root in roots if root in FORBIDDEN]
+    return list(dict.fromkeys(found))
+
+
+def _callee(function: ast.expr) -> str:
+    """The last name of ``f`` or ``a.b.f``."""
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _text(node: ast.expr) -> str:
+    """All the literal text of an expression, concatenated: "policy_" + "gradients" is seen."""
+    return "".join(
+        n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)
+    )
