@@ -16,3 +16,9 @@ def missing(what: str, how: str) -> None:
     if os.environ.get("CI"):
         pytest.fail(message + " (in CI a skip is a failure)")
     pytest.skip(message)
+
+
+@pytest.fixture(name="missing")
+def missing_fixture():
+    """The function above, for test files, which cannot import from here."""
+    return missing

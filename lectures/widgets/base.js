@@ -221,6 +221,7 @@ export function mount({ model, el, title, keys, build }) {
     unsent = {};
     for (const [key, value] of Object.entries(changes)) model.set(key, value);
     model.save_changes();
+    root.removeAttribute("data-unsent");
   };
   const redraw = () => {
     const drawn = view.draw(state, picture.clientWidth || 680);
@@ -231,6 +232,7 @@ export function mount({ model, el, title, keys, build }) {
     Object.assign(state, changes);
     Object.assign(unsent, changes);
     redraw();
+    root.setAttribute("data-unsent", ""); // moved, not yet sent to Python
     clearTimeout(timer);
     timer = setTimeout(send, SYNC_DELAY_MS);
   };

@@ -85,21 +85,37 @@ class ClipRegion(LectureWidget):
     name = "clip_region"
     state_keys = ("methods", "method", "advantage", "eps_low", "eps_high", "tokens")
     _esm = module("clip_region")
+    _ready = False
 
-    methods = traitlets.Any(read_only=True).tag(sync=True)
-    method = traitlets.Any().tag(sync=True)
-    advantage = traitlets.Any(1.0).tag(sync=True)
-    eps_low = traitlets.Any(0.2).tag(sync=True)
-    eps_high = traitlets.Any(0.2).tag(sync=True)
-    tokens = traitlets.Any().tag(sync=True)
+    methods = traitlets.TraitType([], read_only=True).tag(sync=True)
+    method = traitlets.TraitType("ppo").tag(sync=True)
+    advantage = traitlets.TraitType(1.0).tag(sync=True)
+    eps_low = traitlets.TraitType(0.2).tag(sync=True)
+    eps_high = traitlets.TraitType(0.2).tag(sync=True)
+    tokens = traitlets.TraitType([]).tag(sync=True)
 
-    def __init__(self, methods: tuple[str, ...] = tuple(METHODS), **state: Any) -> None:
+    def __init__(
+        self,
+        methods: tuple[str, ...] = tuple(METHODS),
+        *,
+        method: str | None = None,
+        advantage: float = 1.0,
+        eps_low: float | None = None,
+        eps_high: float | None = None,
+        tokens: Any = None,
+    ) -> None:
         rows = _rows(methods)
         self.set_trait("methods", rows)
-        chosen = {"method": rows[0]["key"], "tokens": default_tokens()} | state
-        preset = next((row for row in rows if row["key"] == chosen["method"]), rows[0])
-        epsilons = {key: preset[key] for key in ("eps_low", "eps_high")}
-        super().__init__(**(epsilons | chosen))
+        method = rows[0]["key"] if method is None else method
+        preset = METHODS.get(method, METHODS["ppo"])  # an unknown name is refused just below
+        super().__init__(
+            method=method,
+            advantage=advantage,
+            eps_low=preset.eps_low if eps_low is None else eps_low,
+            eps_high=preset.eps_high if eps_high is None else eps_high,
+            tokens=default_tokens() if tokens is None else tokens,
+        )
+        self._ready = True
 
     def reset(self) -> None:
         """Set both epsilons to the values of the chosen method's paper."""
@@ -194,13 +210,14 @@ class ClipRegion(LectureWidget):
 
     @traitlets.observe("method")
     def _use_paper_values(self, change: Any) -> None:
-        # The browser sends its own epsilons along; at construction they are set already.
-        if not self._from_browser and change["old"] in METHODS:
+        # The browser sends its own epsilons along, and so does the constructor.
+        if self._ready and not self._from_browser:
             self.reset()
 
 
 def _rows(methods: tuple[str, ...]) -> list[dict[str, Any]]:
-    if isinstance(methods, str) or not methods or not set(methods) <= set(METHODS):
+    listed = isinstance(methods, tuple | list) and len(methods) > 0
+    if not listed or any(key not in list(METHODS) for key in methods):
         raise InvalidValueError(
             f"methods is {methods!r}; expected one or more of: {', '.join(METHODS)}, "
             'as a tuple such as ("ppo", "dapo")'
