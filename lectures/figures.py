@@ -25,6 +25,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from policy_gradients.algorithms import PALETTE
+
 INK = "#1a1a1a"
 FAINT = "#8a8a8a"
 WRONG_SIDE = "#f2e6e0"
@@ -76,19 +78,6 @@ def use_course_style() -> None:
 
 # --- colours -------------------------------------------------------------------------------
 
-# Replaced by the palette beside the table of algorithms as soon as that is in place.
-_PALETTE = {
-    "reinforce": {"color": "#000000", "linestyle": "-", "marker": "o"},
-    "rloo": {"color": "#0072B2", "linestyle": "-", "marker": "s"},
-    "ppo": {"color": "#009E73", "linestyle": "-", "marker": "D"},
-    "grpo": {"color": "#D55E00", "linestyle": "-", "marker": "^"},
-    "dr_grpo": {"color": "#E69F00", "linestyle": "--", "marker": "v"},
-    "gspo": {"color": "#CC79A7", "linestyle": "-", "marker": "P"},
-    "cispo": {"color": "#56B4E9", "linestyle": "-.", "marker": "X"},
-    "dapo": {"color": "#D55E00", "linestyle": ":", "marker": "<"},
-    "sapo": {"color": "#CC79A7", "linestyle": "--", "marker": ">"},
-    "maxrl": {"color": "#009E73", "linestyle": ":", "marker": "*"},
-}
 # An advantage estimator wears the colour of the algorithm that uses it ...
 _SAME_AS = {
     "raw": "reinforce",
@@ -100,15 +89,15 @@ _SAME_AS = {
 # ... and what belongs to no row of the table has its own.
 _OTHERS = {
     "exact": {"color": INK, "linestyle": "--", "marker": ""},
-    "value_baseline": {"color": "#56B4E9", "linestyle": "-", "marker": "h"},
-    "optimal_baseline": {"color": "#009E73", "linestyle": "--", "marker": "p"},
-    "batch_centered": {"color": "#CC79A7", "linestyle": "-.", "marker": "d"},
-    "moving_average": {"color": "#8a8a8a", "linestyle": "-", "marker": "+"},
-    "max_only": {"color": "#B8A500", "linestyle": ":", "marker": "x"},
-    "unclipped": {"color": "#CC79A7", "linestyle": "--", "marker": "1"},
-    "supervised": {"color": "#8a8a8a", "linestyle": "-", "marker": "."},
-    "flawed_teacher": {"color": "#8a8a8a", "linestyle": ":", "marker": "x"},
-    "supervised_then_score": {"color": "#E69F00", "linestyle": "--", "marker": "s"},
+    "value_baseline": {"color": "#009E73", "linestyle": "-.", "marker": "h"},
+    "optimal_baseline": {"color": "#CC79A7", "linestyle": "-.", "marker": "p"},
+    "batch_centered": {"color": "#D55E00", "linestyle": ":", "marker": "d"},
+    "moving_average": {"color": FAINT, "linestyle": "-.", "marker": "+"},
+    "max_only": {"color": "#7a5c00", "linestyle": ":", "marker": "x"},
+    "unclipped": {"color": "#009E73", "linestyle": "--", "marker": "1"},
+    "supervised": {"color": FAINT, "linestyle": "-", "marker": "."},
+    "flawed_teacher": {"color": FAINT, "linestyle": ":", "marker": "x"},
+    "supervised_then_score": {"color": INK, "linestyle": "--", "marker": "s"},
 }
 
 
@@ -118,7 +107,7 @@ def style(name: str) -> dict[str, str]:
     name : an algorithm of the table ("grpo"), an advantage estimator ("leave_one_out", "raw"),
     or a reference ("exact"). Raises KeyError, with the known names, for anything else.
     """
-    styles = _PALETTE | _OTHERS
+    styles = PALETTE | _OTHERS
     name = _SAME_AS.get(name, name)
     if name not in styles:
         known = ", ".join(sorted(styles.keys() | _SAME_AS.keys()))
