@@ -210,13 +210,25 @@ class PositionalPolicy(Policy):
     are independent given the prompt. Prompt and response have the same length.
 
     embedding_dim : width of the embedding     seed : of the initial weights
+    embedding_std : of the initial embedding; None is embedding_dim ** -0.5, which starts near the
+                    uniform policy. 1.0 starts nearly deterministic and often stays there: a
+                    sampler that never tries anything else has nothing to learn from
 
-    Parameters: `embedding` (vocab, dim) ~ N(0, 1), `encode` and `decode` (length, dim, dim)
-    ~ N(0, 1/dim). The model is that of Stanford CS336 (2025), lecture 17, whose printed code
-    returns the decoded vectors instead of the logits. Lecture 01.
+    Parameters: `embedding` (vocab, dim) ~ N(0, embedding_std^2), `encode` and `decode`
+    (length, dim, dim) ~ N(0, 1/dim). The model is that of Stanford CS336 (2025), lecture 17, whose
+    embedding starts at N(0, 1) and whose printed code returns the decoded vectors instead of the
+    logits. Lecture 01.
     """
 
-    def __init__(self, vocab_size: int, length: int, *, embedding_dim: int = 16, seed: int = 0):
+    def __init__(
+        self,
+        vocab_size: int,
+        length: int,
+        *,
+        embedding_dim: int = 16,
+        embedding_std: float | None = None,
+        seed: int = 0,
+    ):
         super().__init__(vocab_size, length)
         if not isinstance(embedding_dim, int) or embedding_dim < 1:
             raise ValueError(
@@ -225,7 +237,9 @@ class PositionalPolicy(Policy):
         generator = torch.Generator().manual_seed(seed)
         square = (length, embedding_dim, embedding_dim)
         scale = embedding_dim**-0.5
-        self.embedding = nn.Parameter(torch.randn(vocab_size, embedding_dim, generator=generator))
+        std = scale if embedding_std is None else embedding_std
+        embedding = torch.randn(vocab_size, embedding_dim, generator=generator)
+        self.embedding = nn.Parameter(embedding * std)
         self.encode = nn.Parameter(torch.randn(square, generator=generator) * scale)
         self.decode = nn.Parameter(torch.randn(square, generator=generator) * scale)
 
