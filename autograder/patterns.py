@@ -143,7 +143,7 @@ def _zero(maps):
     if all(float(m.got.abs().max()) <= CLOSE * m.scale for m in maps):
         return (
             "is zero everywhere",
-            "Look for detach(), no_grad(), a mask that removes everything, or equal things subtracted.",
+            "Look for detach(), no_grad(), an all-zero mask, or two equal things subtracted.",
         )
     return None
 

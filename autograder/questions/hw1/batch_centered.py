@@ -14,7 +14,7 @@ def generate(draw, final):
         for prompts, group in sizes
     ]
     rewards = draw.normal(3, 4)
-    rewards[1] = rewards[1, 0]
+    rewards[1] = 0.625
     cases.append(Case(name="one group all equal", args=(rewards,)))
     return cases
 

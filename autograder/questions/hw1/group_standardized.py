@@ -9,22 +9,21 @@ from policy_gradients.advantages import group_standardized
 
 def generate(draw, final):
     sizes = (
-        [(4, 3, 0.05), (2, 6, 0.2), (3, 2, 1e-4)]
+        [(4, 3, 0.05), (3, 6, 0.2), (3, 2, 1e-4)]
         if final
         else [(3, 4, 0.1), (5, 2, 0.3), (2, 3, 1e-4)]
     )
-    cases = [
-        Case(
-            name=f"eps {eps}",
-            args=(draw.normal(prompts, group) + 0.7,),
-            knobs={"eps": eps},
-        )
-        for prompts, group, eps in sizes
-    ]
+    cases = []
+    for prompts, group, eps in sizes:
+        # The first group's spread is below eps, the others' far above it.
+        width = torch.ones(prompts, 1, dtype=torch.float64)
+        width[0] = 0.3 * eps
+        rewards = width * draw.normal(prompts, group) + 0.7
+        cases.append(Case(name=f"eps {eps}", args=(rewards,), knobs={"eps": eps}))
     rewards = draw.normal(3, 4) + 0.7
-    rewards[1] = rewards[1, 0]
+    rewards[1] = 0.625  # exact in binary: the computed mean is exactly this, too
     cases.append(Case(name="one group all equal", args=(rewards,), knobs={"eps": 0.1}))
-    # 0.7 and 0.1 are not exact in float32: the computed mean misses them by a rounding error.
+    # 0.7 and 0.1 are not: the computed mean misses them by a rounding error.
     rewards = torch.tensor([[0.7] * 8, [0.1] * 8, [1.0, 0.0, 0.25, 0.5, 0.75, 0.3, 0.9, 0.6]])
     cases.append(
         Case(
@@ -45,8 +44,9 @@ def buggy(rewards, *, eps=1e-4, ddof=1, mistakes=frozenset()):
         variance = rewards.var(correction=ddof)
     else:
         variance = rewards.var(axis, correction=ddof, keepdim=True)
+    given_eps = eps
     if "eps_missing" in mistakes:
-        eps = 0.0
+        given_eps = eps = 0.0
     elif "eps_fixed" in mistakes:
         eps = 1e-4
     elif "eps_too_small" in mistakes:
@@ -73,7 +73,7 @@ def buggy(rewards, *, eps=1e-4, ddof=1, mistakes=frozenset()):
         out = -out
     if "twice" in mistakes:
         again = out.std(axis, correction=ddof, keepdim=True)
-        out = (out - out.mean(axis, keepdim=True)) / (again + eps)
+        out = (out - out.mean(axis, keepdim=True)) / (again + given_eps)
     if "divided_by_root_group" in mistakes:
         out = out / rewards.shape[1] ** 0.5
     if "clamped" in mistakes:
@@ -226,5 +226,7 @@ QUESTION = Question(
         "multiplied eps_missing eps_fixed eps_too_small",
         "batch_mean wrong_axis not_centred",
         "batch_std wrong_axis",
+        "twice not_divided",
+        "twice not_centred",
     ),
 )

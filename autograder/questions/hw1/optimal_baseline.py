@@ -62,10 +62,6 @@ def buggy(rewards, scores, *, mistakes=frozenset()):
         out = top.mean(0) / bottom.mean(0)
     if "sign" in mistakes:
         out = -out
-    elif "half" in mistakes:
-        out = out / 2
-    elif "twice" in mistakes:
-        out = 2 * out
     if "advantages_returned" in mistakes:
         out = rewards - out if out.dim() == 0 else rewards[:, None] - out
     elif "one_element" in mistakes:
@@ -168,18 +164,6 @@ MISTAKES = (
     ),
     Mistake("sign", "The sign is flipped.", "If every reward is 1, b* has to be 1.", WHERE),
     Mistake(
-        "half",
-        "The result is half of what it should be.",
-        "If every reward is 1, b* has to be 1.",
-        WHERE,
-    ),
-    Mistake(
-        "twice",
-        "The result is twice what it should be.",
-        "If every reward is 1, b* has to be 1.",
-        WHERE,
-    ),
-    Mistake(
         "advantages_returned",
         "The rewards minus the baseline are returned; the baseline itself is asked for.",
         "Return the one number b*.",
@@ -204,8 +188,8 @@ QUESTION = Question(
         "unweighted norm fourth_power square_of_sum l1 l1_squared largest_entry inverse_weights "
         "signed_score per_parameter",
         "unweighted centred_scores",
+        "unweighted not_normalised",
         "not_normalised ratio_per_sample upside_down",
-        "sign half twice",
         "advantages_returned one_element",
     ),
 )

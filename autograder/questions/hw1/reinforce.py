@@ -184,6 +184,7 @@ QUESTION = Question(
         "mean sum mean_over_time sum_over_time",
         "advantages_centred advantages_whitened advantage_size",
         "logp_detached mean_log_prob",
+        "divided_by_time sum_over_time",  # together they are mean_over_time
         "sum_for_product advantages_centred advantages_whitened advantage_size",
     ),
 )

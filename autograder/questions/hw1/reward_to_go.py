@@ -206,5 +206,7 @@ QUESTION = Question(
         "forward_cumsum whole_return",
         "forward_cumsum mean_of_rest",
         "gamma_forgotten discounted_from_start",
+        "one_per_row whole_return",  # invisible in the first column
+        "one_per_row discounted_from_start",
     ),
 )
