@@ -1,0 +1,156 @@
+"""python -m autograder {check,grade,release,doctor}; --help says more on each."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from autograder.notebooks import HomeworkError
+from autograder.sandbox import ISOLATION, Limits, WorkerError, available
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main(argv=None) -> int:
+    """Run one command. 0: done; 1: something is not as it should be; 2: it cannot be done."""
+    arguments = parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except HomeworkError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    except (OSError, WorkerError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped; what was recorded stays, the same command continues", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m autograder", description=__doc__)
+    commands = top.add_subparsers(required=True, metavar="{check,grade,release,doctor}")
+
+    one = commands.add_parser(
+        "check",
+        help="for learners: judge a notebook before handing it in",
+        description="Judges every answer of a notebook on the visible cases, and finds cells that "
+        "were deleted, duplicated or renamed. Exits with 1 when something fails.",
+    )
+    one.add_argument("notebook", type=Path, metavar="NOTEBOOK")
+    one.set_defaults(run=run_check)
+
+    many = commands.add_parser(
+        "grade",
+        help="for instructors: grade a folder of submissions",
+        description="Grades DIR/<student>/HW.ipynb, DIR/<student>/HW/HW.ipynb and "
+        "DIR/<student>.ipynb. Writes gradebook.db, grades.csv, feedback/ and autograded/ beside "
+        "DIR, or below --output. Exits with 0 unless the autograder itself failed.",
+    )
+    many.add_argument("homework", metavar="HW")
+    many.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="default: submissions/")
+    many.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="submissions at a time; default: one per processor",
+    )
+    many.add_argument("--output", type=Path, metavar="DIR", help="where results go")
+    many.add_argument(
+        "--seconds",
+        type=int,
+        default=Limits().cpu_seconds,
+        metavar="N",
+        help="CPU seconds for one question of one learner; default: %(default)s",
+    )
+    many.set_defaults(run=run_grade)
+
+    make = commands.add_parser(
+        "release",
+        help="for instructors: solutions/HW -> homework/HW",
+        description="Generates the learners' notebooks from the solutions. An existing file that "
+        "changes is kept in .autograder/backups first.",
+    )
+    make.add_argument("homework", nargs="*", metavar="HW", help="default: all")
+    make.add_argument(
+        "--check",
+        action="store_true",
+        help="change nothing; exit with 1 when homework/ is not up to date",
+    )
+    make.set_defaults(run=run_release)
+
+    care = commands.add_parser(
+        "doctor",
+        help="is everything fit for grading?",
+        description="Compares questions, solutions, releases and nbgrader's configuration.",
+    )
+    care.add_argument("homework", nargs="*", metavar="HW", help="default: all")
+    care.set_defaults(run=run_doctor)
+    return top
+
+
+def run_check(arguments) -> int:
+    from autograder.self_check import self_check
+
+    return self_check(arguments.notebook)
+
+
+def run_grade(arguments) -> int:
+    from autograder.grade import Progress, checked_release, grade
+    from autograder.summary import summary
+
+    if problem := available():
+        raise HomeworkError(problem)
+    folder = arguments.folder or Path("submissions")
+    if not folder.is_dir():
+        raise HomeworkError(f"{folder} is not a folder; give the folder that holds the submissions")
+    if arguments.jobs < 1 or arguments.seconds < 1:
+        raise HomeworkError("--jobs and --seconds must be at least 1")
+    release = checked_release(released(arguments.homework))
+    output = (arguments.output or folder.resolve().parent).resolve()
+    print(ISOLATION, file=sys.stderr)
+    limits = Limits(cpu_seconds=arguments.seconds, wall_seconds=6 * arguments.seconds)
+    results = grade(
+        release, folder.resolve(), output, jobs=arguments.jobs, limits=limits, progress=Progress()
+    )
+    print(summary(release, results, output))
+    return 1 if any(result.error for result in results) else 0
+
+
+def released(homework: str) -> Path:
+    """The released notebook of that name. Raises HomeworkError with the known names otherwise."""
+    path = ROOT / "homework" / homework / f"{homework}.ipynb"
+    if not path.is_file():
+        known = sorted(p.name for p in (ROOT / "homework").glob("*") if p.is_dir())
+        raise HomeworkError(
+            f"no released homework {homework!r}; there are: {', '.join(known) or 'none'}. "
+            f"A new one is generated by: python -m autograder release {homework}"
+        )
+    return path
+
+
+def run_release(arguments) -> int:
+    from autograder.release import homeworks, release
+
+    stale = False
+    for homework in arguments.homework or homeworks():
+        changes = release(homework, check=arguments.check)
+        stale |= bool(changes)
+        print(f"homework/{homework}: " + ("up to date" if not changes else ""))
+        for change in changes:
+            print(f"  {change.what}: {change.path}")
+    if arguments.check and stale:
+        print("homework/ is not what solutions/ gives; run: python -m autograder release")
+        return 1
+    return 0
+
+
+def run_doctor(arguments) -> int:
+    from autograder.doctor import doctor
+
+    return doctor(arguments.homework)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

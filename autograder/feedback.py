@@ -1,0 +1,164 @@
+"""One HTML page per learner: what was right, what was not, why, and what to do next.
+
+Self-contained, no script, readable on paper. Every text that comes from a learner is escaped; no
+page holds an input, an expected value or a line of a reference. The same result gives the same
+bytes.
+"""
+
+import html
+import os
+import re
+from pathlib import Path
+
+from autograder.checks import LABELS
+from autograder.questions import find
+from autograder.questions.base import LECTURES
+
+ROOT = Path(__file__).resolve().parent.parent
+
+BADGES = {
+    "right": ("✓", "right"),
+    "half": ("◐", "partly right"),
+    "wrong": ("✗", "not yet right"),
+    "unanswered": ("–", "not answered"),
+    "not run": ("!", "could not be run"),
+}
+
+STYLE = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { margin: 0; background: #f6f6f3; color: #22262b;
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+main { max-width: 860px; margin: 0 auto; padding: 40px 24px 64px; }
+header { display: flex; justify-content: space-between; align-items: flex-end; gap: 24px;
+  margin-bottom: 28px; }
+h1 { font-size: 26px; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }
+.who { color: #5b6470; overflow-wrap: anywhere; }
+.total { text-align: right; white-space: nowrap; font-size: 34px; font-weight: 650;
+  line-height: 1.1; }
+.total small { display: block; font-size: 14px; font-weight: 400; color: #5b6470; }
+.card { background: #fff; border: 1px solid #dfe1e4; border-radius: 10px; padding: 18px 22px;
+  margin: 14px 0; break-inside: avoid; }
+.notes { border-left: 5px solid #e69f00; }
+.notes h2, .todo h2 { font-size: 16px; margin: 0 0 6px; }
+.notes ul { margin: 0; padding-left: 20px; overflow-wrap: anywhere; }
+.head { display: grid; grid-template-columns: 34px 1fr auto; gap: 12px; align-items: center; }
+.badge { width: 34px; height: 34px; border-radius: 50%; display: grid; place-items: center;
+  font-weight: 700; color: #fff; background: #b3400a; }
+.right .badge { background: #00714f; }
+.half .badge { background: #8a6100; }
+.unanswered .badge { background: #6b7280; }
+.title { font-weight: 650; }
+.title span { display: block; font-weight: 400; color: #5b6470; font-size: 14px; }
+code { font: 14px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
+  overflow-wrap: anywhere; }
+.points { white-space: nowrap; font-variant-numeric: tabular-nums; }
+.points b { font-size: 19px; }
+dl { display: grid; grid-template-columns: 150px 1fr; gap: 8px 18px; margin: 14px 0 2px 46px; }
+dt { color: #5b6470; }
+dd { margin: 0; overflow-wrap: anywhere; }
+a { color: #005a91; }
+footer { color: #5b6470; font-size: 14px; margin-top: 28px; }
+@media (max-width: 560px) { dl { grid-template-columns: 1fr; margin-left: 0; gap: 2px; }
+  dd { margin-bottom: 8px; } }
+@media print { body { background: #fff; } main { padding: 0; } }
+"""
+
+
+def page(release, result, score, place: Path) -> str:
+    """The feedback page of one result.
+
+    score : from the gradebook, so points given by hand count. place : the folder the page will
+    lie in; links to the lectures are relative to it.
+    """
+    marks = "\n".join(_card(mark, place) for mark in result.marks)
+    title = homework_title(release.name)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{_h(title)}: {_h(result.student)}</title>
+<style>{STYLE}</style>
+</head>
+<body><main>
+<header>
+<div><h1>{_h(title)}</h1><div class="who">{_h(result.student)}</div></div>
+<div class="total">{score.total:g} / {score.maximum:g}<small>points</small></div>
+</header>
+{_notes(result, score)}
+{marks}
+<footer>Your functions were called on inputs that you have not seen, with the checks of
+<code>check(...)</code> in the notebook. Half the points are given where every value is right and a
+later check is not (gradient, padding, inputs, very large or small numbers).</footer>
+</main></body>
+</html>
+"""
+
+
+def homework_title(name: str) -> str:
+    """hw1_policy_gradient -> Homework 1: policy gradient."""
+    match = re.fullmatch(r"hw(\d+)_(\w+)", name)
+    return f"Homework {match[1]}: {match[2].replace('_', ' ')}" if match else name
+
+
+def _notes(result, score) -> str:
+    notes = [f"<li>{_h(note)}</li>" for note in result.notes]
+    if score.pending:
+        notes.append(f"<li>{score.pending} written answer(s) are still to be graded by hand.</li>")
+    if not notes:
+        return ""
+    return (
+        f'<section class="card notes"><h2>About your file</h2><ul>{"".join(notes)}</ul></section>'
+    )
+
+
+def _card(mark, place: Path) -> str:
+    question = find(mark.id)
+    kind = "half" if mark.status == "wrong" and mark.points else mark.status
+    symbol, words = BADGES[kind]
+    call = f"{question.function_name}{question.signature}"
+    return f"""<section class="card {kind.replace(" ", "-")}">
+<div class="head">
+<div class="badge" role="img" aria-label="{words}">{symbol}</div>
+<div class="title">{_h(question.title)}<span><code>{_h(call)}</code></span></div>
+<div class="points"><b>{mark.points:g}</b> / {mark.max_points:g}</div>
+</div>
+{_explanation(mark, place)}
+</section>"""
+
+
+def _explanation(mark, place: Path) -> str:
+    if mark.status == "right":
+        return ""
+    details = mark.details or {}
+    rows = []
+    if failed := details.get("property"):
+        where = f", on the input “{_h(details['case'])}”" if details.get("case") else ""
+        rows.append(("First failing check", f"{_h(LABELS.get(failed, failed))}{where}"))
+    difference = details.get("difference")
+    if isinstance(difference, float) and difference not in (0.0, float("inf")):
+        rows.append(("Largest difference", f"{100 * difference:.3g} % of the largest entry"))
+    rows.append(("Likely cause" if details else "What happened", _h(mark.cause)))
+    if details.get("hint"):
+        rows.append(("Hint", _h(details["hint"])))
+    rows.append(
+        ("Read again", lecture_link(details.get("lecture") or find(mark.id).lecture, place))
+    )
+    return "<dl>" + "".join(f"<dt>{term}</dt><dd>{text}</dd>" for term, text in rows) + "</dl>"
+
+
+def lecture_link(lecture: str, place: Path) -> str:
+    """ "02, [BL-8]" as a link to that lecture's notebook, with the equation's tag as text."""
+    number, _, tag = lecture.partition(",")
+    name = LECTURES.get(number.strip())
+    if name is None:
+        return _h(lecture)
+    target = Path(os.path.relpath(ROOT / "lectures" / f"{name}.ipynb", place)).as_posix()
+    tag = f", equation {tag.strip().strip('[]')}" if tag.strip() else ""
+    title = name.partition("_")[2].replace("_", " ")
+    return f'<a href="{_h(target)}">Lecture {_h(number)}, {_h(title)}</a>{_h(tag)}'
+
+
+def _h(text) -> str:
+    return html.escape(str(text), quote=True)

@@ -1,0 +1,399 @@
+"""A folder of submissions -> points in the gradebook, a feedback page each, and grades.csv.
+
+For every submission: normalise, run each question in a worker, judge what came back, record,
+write feedback. A submission never stops the batch. What goes wrong on our side is reported as our
+error, leaves the earlier grade alone, and makes the command fail at the end.
+"""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import queue
+import re
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from autograder import feedback, gradebook
+from autograder.judge import assess, cases_for, redact
+from autograder.normalise import Submission, normalise
+from autograder.notebooks import HomeworkError, Release, load_release
+from autograder.questions import QUESTIONS
+from autograder.sandbox import Cell, Limits, Run, Sandbox, encode_cases
+
+
+@dataclass(frozen=True)
+class Found:
+    """One learner's file, or the lack of one, and what was unusual about finding it."""
+
+    student: str
+    path: Path | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The result of one question.
+
+    status : "right", "wrong", "unanswered" or "not run".
+    """
+
+    id: str
+    grade_id: str
+    points: float
+    max_points: float
+    status: str
+    cause: str = ""
+    details: dict | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one submission. `error` is ours; then there are no marks."""
+
+    student: str
+    marks: tuple[Mark, ...] = ()
+    notes: tuple[str, ...] = ()
+    unanswered: frozenset[str] = frozenset()
+    submission: Submission | None = None
+    error: str = ""
+
+
+def discover(folder: Path, homework: str) -> list[Found]:
+    """One entry per learner below `folder`, sorted by name.
+
+    Accepts folder/<student>/HW/HW.ipynb (nbgrader's), folder/<student>/HW.ipynb and
+    folder/<student>.ipynb, and file names such as "hw1 (1).ipynb".
+    """
+    found = []
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith(".") or entry.is_symlink():
+            continue
+        if entry.is_dir():
+            found.append(_in_folder(entry, homework))
+        elif entry.suffix == ".ipynb":
+            notes = ()
+            if _order(entry.stem, homework) is not None:
+                notes = ("The file name does not say whose notebook this is.",)
+            found.append(Found(entry.stem, entry, notes))
+    return found
+
+
+def _in_folder(folder: Path, homework: str) -> Found:
+    places = [folder / homework, folder]
+    notebooks = [
+        p
+        for place in places
+        if place.is_dir()
+        for p in sorted(place.glob("*.ipynb"))
+        if p.is_file() and not p.is_symlink() and not p.name.startswith(".")
+    ]
+    named = [p for p in notebooks if _order(p.stem, homework) is not None]
+    others = [p for p in notebooks if not re.match(r"hw\d", p.stem, re.I)]
+    if not named and len(others) != 1:
+        note = f"{len(others)} notebooks, none called {homework}.ipynb: which one is meant?"
+        return Found(folder.name, None, (note,) if others else ())
+    if not named:
+        note = f"The notebook was called {others[0].name} instead of {homework}.ipynb."
+        return Found(folder.name, others[0], (note,))
+    # nbgrader's place before the flat one; in one place the highest number, "hw1 (2).ipynb".
+    first = min(named, key=lambda p: (p.parent == folder, -_order(p.stem, homework)))
+    notes = []
+    if first.stem != homework:
+        notes.append(f"The notebook was called {first.name} instead of {homework}.ipynb.")
+    if len(named) > 1:
+        rest = ", ".join(p.name for p in named if p != first)[:200]
+        notes.append(f"There were {len(named)} notebooks; {first.name} was graded, not {rest}.")
+    return Found(folder.name, first, tuple(notes))
+
+
+def _order(stem: str, homework: str) -> int | None:
+    """0 for HW or hwN, n for its n-th copy as browsers and JupyterLab name it, None for others."""
+    short = homework.split("_")[0]
+    pattern = rf"({re.escape(homework)}|{re.escape(short)})([ _-]*(\((\d+)\)|copy *(\d*)))?"
+    match = re.fullmatch(pattern, stem, re.I)
+    if match is None:
+        return None
+    return int(match[4] or match[5] or 1) if match[2] else 0
+
+
+def checked_release(path: Path) -> Release:
+    """The release, with its ids and points compared with the judge's. Raises HomeworkError."""
+    release = load_release(path)
+    for question in release.questions:
+        known = QUESTIONS.get(question.id)
+        if known is None:
+            raise HomeworkError(f"{path}, cell {question.grade_id}: no question {question.id!r}")
+        if known.points != question.points:
+            raise HomeworkError(
+                f"{path}, cell {question.grade_id}: {question.points:g} points, "
+                f"but the judge gives {known.points}"
+            )
+    if not release.questions:
+        raise HomeworkError(f"{path} has no graded cell")
+    return release
+
+
+class Examiner:
+    """Runs and judges submissions of one homework. One per thread: it owns a worker process."""
+
+    def __init__(self, release: Release, cases: str = "final", limits: Limits | None = None):
+        self.release = release
+        self.sandbox = Sandbox(limits)
+        self.cases = {q.id: cases_for(q.id, cases=cases) for q in release.questions}
+        self.encoded = {name: encode_cases(drawn) for name, drawn in self.cases.items()}
+
+    def examine(self, found: Found) -> Result:
+        """Judge one file. Whatever is wrong with it becomes a mark or a note."""
+        data = found.path.read_bytes() if found.path else None
+        submission = normalise(self.release, data)
+        notes = list(found.notes)
+        dropped: dict[str, str] = {}
+        marks = [self._mark(q, submission, dropped) for q in self.release.questions]
+        notes += submission.notes
+        notes += [
+            f"{key}: {problem}; it was left out."
+            for key, problem in dropped.items()
+            if not key.startswith("answer")
+        ]
+        unanswered = frozenset(
+            m.grade_id for m in self.release.manual if m.grade_id not in submission.written
+        )
+        return Result(found.student, tuple(marks), tuple(notes), unanswered, submission)
+
+    def _mark(self, question, submission: Submission, dropped: dict[str, str]) -> Mark:
+        answer = submission.answers[question.id]
+
+        def mark(points, status, cause="", details=None):
+            return Mark(
+                question.id,
+                question.grade_id,
+                float(points),
+                question.points,
+                status,
+                cause,
+                details,
+            )
+
+        if answer.problem:
+            return mark(0, "unanswered" if answer.untouched else "not run", answer.problem)
+        while True:
+            if answer.key in dropped:
+                return mark(0, "not run", f"The cell {dropped[answer.key]}.")
+            cells = [Cell(s.key, s.source) for s in submission.steps if s.key not in dropped]
+            run = self.sandbox.run(cells, answer.key, answer.function, self.encoded[question.id])
+            if not run.slow_cell:
+                break
+            dropped[run.slow_cell] = run.problem  # and try again without it
+        if run.outcomes is None:
+            return mark(0, "not run", _why(run, answer, question.function))
+        if len(run.outcomes) != len(self.cases[question.id]):
+            return mark(0, "not run", f"{question.function}: not every call was answered.")
+        verdict = assess(question.id, self.cases[question.id], run.outcomes)
+        status = "right" if verdict.passed else "wrong"
+        return mark(verdict.points, status, verdict.cause or "", verdict.details)
+
+    def close(self):
+        """End the worker."""
+        self.sandbox.close()
+
+
+def _why(run: Run, answer, function) -> str:
+    """What happened, without numbers: a learner's own text could carry a hidden input."""
+    own = (run.errors or {}).get(answer.key)
+    text = f"{function}: {run.problem}." + (f" The cell stopped with {own}." if own else "")
+    return redact(text)
+
+
+def grade(
+    release: Release,
+    folder: Path,
+    output: Path,
+    *,
+    jobs: int = 1,
+    limits: Limits | None = None,
+    progress=None,
+) -> list[Result]:
+    """Grade every submission below `folder`; write gradebook, feedback and grades.csv to `output`.
+
+    progress : called with (finished, total, student) after each one.
+    Returns the results, sorted by student. Raises HomeworkError when nothing can be graded at all.
+    """
+    found = discover(folder, release.name)
+    if not found:
+        raise HomeworkError(
+            f"{folder} holds no submissions; expected {folder}/<student>/{release.name}.ipynb, "
+            f"{folder}/<student>/{release.name}/{release.name}.ipynb or {folder}/<student>.ipynb"
+        )
+    work = output / ".autograder"
+    work.mkdir(parents=True, exist_ok=True)
+    with _locked(work / "lock"):
+        database = output / "gradebook.db"
+        gradebook.backup(database, work / "backups")
+        with gradebook.opened(database) as book:
+            gradebook.prepare(book, release)
+            results, rows = [], []
+            with contextlib.closing(_examined(release, found, jobs, limits)) as examined:
+                for result in examined:
+                    results.append(result)
+                    rows.append(_deliver(book, release, output, result))
+                    if progress:
+                        progress(len(results), len(found), result.student)
+        write_csv(output / "grades.csv", release, rows)
+    return sorted(results, key=lambda r: r.student)
+
+
+def _examined(release, found, jobs, limits):
+    """Results as they are finished, from `jobs` workers side by side."""
+    jobs = max(1, min(jobs, len(found)))
+    idle: queue.Queue[Examiner] = queue.Queue()
+    examiners = [Examiner(release, limits=limits) for _ in range(jobs)]
+    for examiner in examiners:
+        idle.put(examiner)
+
+    def examine(one: Found) -> Result:
+        examiner = idle.get()
+        try:
+            return examiner.examine(one)
+        except Exception as error:  # ours, not the learner's: reported, and the batch goes on
+            return Result(one.student, error=f"{type(error).__name__}: {error}")
+        finally:
+            idle.put(examiner)
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        for future in as_completed([pool.submit(examine, one) for one in found]):
+            yield future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for examiner in examiners:
+            examiner.close()
+        pool.shutdown()
+
+
+def _deliver(book, release: Release, output: Path, result: Result) -> dict:
+    """Gradebook, graded notebook and feedback page of one result; its row of grades.csv."""
+    row = {"student": result.student, "homework": release.name}
+    if result.error:
+        return row | {"note": f"NOT GRADED, an error of the autograder: {result.error}"}
+    points = {m.grade_id: m.points for m in result.marks}
+    gradebook.record(book, release, result.student, points, result.unanswered)
+    score = gradebook.score(book, release, result.student)
+    write_atomically(
+        output / "autograded" / result.student / release.name / f"{release.name}.ipynb",
+        json.dumps(with_verdicts(release, result), indent=1, ensure_ascii=False) + "\n",
+    )
+    page = output / "feedback" / result.student / f"{release.name}.html"
+    write_atomically(page, feedback.page(release, result, score, page.parent))
+    notes = list(result.notes)
+    if score.pending:
+        notes.append(f"{score.pending} written answer(s) to be graded by hand.")
+    return (
+        row
+        | {"total": f"{score.total:g}", "max": f"{score.maximum:g}"}
+        | {q.id: f"{score.by_cell[q.grade_id]:g}" for q in release.questions}
+        | {m.grade_id: f"{score.by_cell[m.grade_id]:g}" for m in release.manual}
+        | {"note": " ".join(notes)}
+    )
+
+
+def with_verdicts(release: Release, result: Result) -> dict:
+    """The normalised notebook with each verdict under its check cell, as formgrader shows it."""
+    notebook = result.submission.notebook
+    marks = {m.grade_id: m for m in result.marks}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        cell["outputs"], cell["execution_count"] = [], None
+        mark = marks.get(cell["metadata"].get("nbgrader", {}).get("grade_id"))
+        if mark is not None:
+            text = f"{mark.points:g} of {mark.max_points:g} points. {mark.cause}\n"
+            cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": text}]
+    return notebook
+
+
+def write_csv(path: Path, release: Release, rows: list[dict]):
+    """Replace the rows of these students and this homework; keep all others. Atomic."""
+    old = _read_csv(path)
+    done = {(row["student"], row["homework"]) for row in rows}
+    kept = [row for row in old if (row.get("student"), row.get("homework")) not in done]
+    # An error of ours must not erase a grade that is already there.
+    earlier = {(row.get("student"), row.get("homework")): row for row in old}
+    rows = [
+        earlier.get((r["student"], r["homework"]), {}) | r if "total" not in r else r for r in rows
+    ]
+    merged = sorted(kept + rows, key=lambda r: (r.get("homework", ""), r.get("student", "")))
+    columns = ["student", "homework", "total", "max"]
+    columns += [c for row in merged for c in row if c not in ("note", *columns)]
+    columns = [*dict.fromkeys(columns), "note"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: _cell(v) for k, v in row.items()} for row in merged)
+    write_atomically(path, text.getvalue())
+
+
+def _read_csv(path: Path) -> list[dict]:
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if not {"student", "homework"} <= set(reader.fieldnames or ()):
+            raise HomeworkError(f"{path} is not a table of ours; move it away and grade again")
+        return [{k: _plain(v) for k, v in row.items() if k is not None and v} for row in reader]
+
+
+def _cell(text: str) -> str:
+    """Spreadsheets run a text that begins like a formula; a leading quote stops that."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def _plain(text: str) -> str:
+    """The inverse of `_cell`."""
+    return text[1:] if text[:1] == "'" and _cell(text[1:]) == text else text
+
+
+def write_atomically(path: Path, text: str):
+    """Write beside the target, then rename: a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path):
+    """One grading run at a time in one folder."""
+    import fcntl
+
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise HomeworkError(f"another grading run is working in {path.parent.parent}") from None
+        yield
+
+
+class Progress:
+    """One line on a terminal, rewritten; elsewhere a line now and then."""
+
+    def __init__(self, stream=None):
+        self.stream = stream or sys.stderr
+        self.start = self.last = time.monotonic()
+
+    def __call__(self, finished: int, total: int, student: str):
+        now = time.monotonic()
+        rate = finished / max(now - self.start, 1e-9)
+        bar = "█" * (20 * finished // total) + "░" * (20 - 20 * finished // total)
+        left = f"{(total - finished) / rate:.0f} s left" if finished < total else "done"
+        line = f"{bar} {finished}/{total}  {rate:.1f} per second  {left}  {student[:30]}"
+        if self.stream.isatty():
+            self.stream.write(f"\r\033[K{line}" + ("\n" if finished == total else ""))
+        elif finished == total or now - self.last > 5:
+            self.stream.write(line + "\n")
+            self.last = now
+        self.stream.flush()

@@ -1,0 +1,287 @@
+"""Fits whatever a learner hands in to the notebook that was released.
+
+Only two things are taken from a submission: the answer cells, found by grade id, else by cell id,
+else by the name of the function, and the learner's own helper cells. Everything else (checks,
+points, texts, order of the questions) is the release's. Nothing here runs any code, and nothing
+here raises: every oddity ends in a note in plain words.
+"""
+
+import ast
+import copy
+from dataclasses import dataclass
+
+from autograder.checks import import_refusal
+from autograder.imports import forbidden_imports
+from autograder.notebooks import (
+    Cell,
+    Manual,
+    Question,
+    Release,
+    UnreadableError,
+    allowed_import,
+    defines,
+    read_submission,
+    statements,
+    without_magics,
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question's answer as found.
+
+    cell : index in the submission; None when there is none.
+    key : the key of its step in `Submission.steps`; "" when there is nothing to run.
+    function : the name under which the function is found.
+    problem : why there is nothing to run, in words; "" when there is something.
+    untouched : the cell is as it was released.
+    """
+
+    cell: int | None = None
+    key: str = ""
+    function: str = ""
+    problem: str = ""
+    untouched: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """A piece of code to run, in the order in which the learner's notebook has it."""
+
+    key: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A submission fitted to the release.
+
+    steps : what to run before any question.
+    answers : one per question id of the release.
+    notes : what was unusual about the file, in plain words.
+    written : grade ids of the written answers that the learner changed.
+    notebook : the release's notebook with the learner's cells in it.
+    """
+
+    steps: tuple[Step, ...]
+    answers: dict[str, Answer]
+    notes: tuple[str, ...]
+    written: frozenset[str]
+    notebook: dict
+
+
+def normalise(release: Release, data: bytes | None) -> Submission:
+    """Fit the bytes of a submission to `release`; None stands for no file at all."""
+    if data is None:
+        return _nothing(release, f"No notebook {release.path.name} was handed in.")
+    try:
+        cells = read_submission(data)
+    except UnreadableError as problem:
+        return _nothing(release, str(problem))
+    notes: list[str] = []
+    answers = {q.id: _find(release, q, cells, notes) for q in release.questions}
+    steps = [Step("imports", release.prelude)]
+    chosen = {a.cell: a for a in answers.values() if a.cell is not None}
+    helpers = _helpers(release, cells, set(chosen), notes)
+    for index, cell in enumerate(cells):
+        if index in chosen and chosen[index].key:
+            steps.append(Step(chosen[index].key, without_magics(cell.source)))
+        elif index in helpers:
+            steps.append(Step(f"cell {index + 1}", helpers[index]))
+    notes += _checks(release, cells)
+    texts = {
+        m.grade_id: t for m in release.manual if (t := _written(release, m, cells)) is not None
+    }
+    notebook = _assemble(release, cells, answers, helpers, texts)
+    notes = list(dict.fromkeys(notes))
+    return Submission(tuple(steps), answers, tuple(notes), frozenset(texts), notebook)
+
+
+def _nothing(release: Release, note: str) -> Submission:
+    answers = {q.id: Answer(problem=note) for q in release.questions}
+    return Submission((), answers, (note,), frozenset(), copy.deepcopy(release.notebook))
+
+
+def _find(release: Release, question: Question, cells: list[Cell], notes: list[str]) -> Answer:
+    """The answer to one question: the best cell of the strongest kind of match."""
+    name, given = question.function, release.cells[question.answer]
+    others = {release.cells[q.answer].grade_id for q in release.questions} - {given.grade_id}
+    tiers = {
+        "its label": [
+            i for i, c in enumerate(cells) if given.grade_id and c.grade_id == given.grade_id
+        ],
+        "its cell id": [
+            i
+            for i, c in enumerate(cells)
+            if given.cell_id and c.cell_id == given.cell_id and c.grade_id not in others
+        ],
+        "the function's name": [
+            i
+            for i, c in enumerate(cells)
+            if c.kind == "code" and defines(c.source, name) and c.grade_id not in others
+        ],
+    }
+    copies = sorted({i for found in tiers.values() for i in found})
+    edited = [i for i in copies if not _same(cells[i].source, given.source)]
+    if not copies:
+        problem = f"The cell for {name} is missing: it was deleted, or its function renamed."
+        notes.append(problem)
+        return Answer(problem=problem)
+    if not edited:
+        return Answer(cell=copies[-1], problem="This question was not answered.", untouched=True)
+    # Of each kind of match the last cell that defines the function, then the last edited one.
+    ranked = [
+        (how, i)
+        for wanted in (lambda i: defines(cells[i].source, name), lambda i: True)
+        for how, found in tiers.items()
+        for i in reversed(found)
+        if i in edited and wanted(i)
+    ]
+    how, index = ranked[0]
+    if how != "its label":
+        notes.append(f"The cell for {name} had lost its label; it was found by {how}.")
+    if len(copies) > 1:
+        notes.append(
+            f"There were {len(copies)} cells for {name}; "
+            f"the one at position {index + 1} of the notebook was graded."
+        )
+    if cells[index].kind != "code":
+        notes.append(f"The cell for {name} was turned into a text cell; it was graded as code.")
+    return _runnable(question, cells[index], index, notes)
+
+
+def _runnable(question: Question, cell: Cell, index: int, notes: list[str]) -> Answer:
+    """The answer in this cell, or why it cannot be run."""
+    name, source = question.function, without_magics(cell.source)
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        where = f" in line {error.lineno}" if getattr(error, "lineno", None) else ""
+        text = getattr(error, "msg", None) or str(error)
+        problem = f"The cell for {name} has a syntax error{where}: {text}."
+        notes.append(problem)
+        return Answer(cell=index, problem=problem)
+    if refused := forbidden_imports(source):
+        problem = import_refusal(refused)
+        notes.append(f"The cell for {name} was not run: {problem}")
+        return Answer(cell=index, problem=problem)
+    function = name
+    if not defines(source, name):
+        functions = [s.name for s in body if isinstance(s, ast.FunctionDef)]
+        if len(functions) != 1:
+            problem = f"The cell for {name} does not define a function of that name."
+            notes.append(problem)
+            return Answer(cell=index, problem=problem)
+        function = functions[0]
+        notes.append(f"The function for {name} was called {function}; it was graded all the same.")
+    return Answer(cell=index, key=f"answer {name}", function=function)
+
+
+def _helpers(release: Release, cells: list[Cell], answers: set[int], notes) -> dict[int, str]:
+    """The learner's own code: index in the submission -> source to run."""
+    by_grade = {c.grade_id: c for c in release.cells if c.grade_id}
+    by_id = {c.cell_id: c for c in release.cells if c.cell_id}
+    sources = {_squeezed(c.source) for c in release.cells}
+    names = [q.function for q in release.questions]
+    helpers = {}
+    for index, cell in enumerate(cells):
+        if cell.kind != "code" or index in answers or not cell.source.strip():
+            continue
+        if _squeezed(cell.source) in sources or any(defines(cell.source, n) for n in names):
+            continue  # as released, or a further copy of an answer
+        source = without_magics(cell.source)
+        if cell.grade_id in by_grade or cell.cell_id in by_id:
+            # One of our own cells, edited: keep what others may build on, not what it runs.
+            source = "\n".join(ast.unparse(s) for s in statements(source) if _definition(s))
+        elif refused := forbidden_imports(source):
+            notes.append(
+                f"Your own cell at position {index + 1} was not run: {import_refusal(refused)}"
+            )
+            continue
+        if source.strip():
+            helpers[index] = source
+    return helpers
+
+
+def _definition(statement: ast.stmt) -> bool:
+    """An allowed import, a function or a class that imports nothing forbidden, or a constant."""
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return allowed_import(statement)
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return not forbidden_imports(ast.unparse(statement))
+    return isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
+
+
+def _checks(release: Release, cells: list[Cell]) -> list[str]:
+    """Notes on the cells that the learner was not meant to touch."""
+    missing, changed = [], []
+    for question in release.questions:
+        ours = release.cells[question.check]
+        theirs = [
+            c
+            for c in cells
+            if c.grade_id == ours.grade_id or (ours.cell_id and c.cell_id == ours.cell_id)
+        ]
+        theirs = theirs or [c for c in cells if _same(c.source, ours.source)]
+        if not theirs:
+            missing.append(question.function)
+        elif not any(_same(c.source, ours.source) for c in theirs):
+            changed.append(question.function)
+    notes = []
+    if missing:
+        notes.append(f"Check cells were deleted ({', '.join(missing)}); that costs nothing.")
+    if changed:
+        notes.append(f"Check cells were changed ({', '.join(changed)}); ours were used instead.")
+    return notes
+
+
+def _assemble(release, cells, answers, helpers, texts) -> dict:
+    """The release's notebook with the learner's answers, written answers and helpers in place."""
+    notebook = copy.deepcopy(release.notebook)
+    for question in release.questions:
+        index = answers[question.id].cell
+        if index is not None:
+            notebook["cells"][question.answer]["source"] = cells[index].source
+    for manual in release.manual:
+        if manual.grade_id in texts:
+            notebook["cells"][manual.index]["source"] = texts[manual.grade_id]
+    # Helpers go in front of the answer that follows them in the submission, else to the end.
+    place = {a.cell: q.answer for q in release.questions if (a := answers[q.id]).cell is not None}
+    additions: dict[int, list[dict]] = {}
+    for index in sorted(helpers):
+        following = [place[i] for i in sorted(place) if i > index]
+        where = following[0] if following else len(notebook["cells"])
+        additions.setdefault(where, []).append(
+            {
+                "cell_type": "code",
+                "id": f"helper-{index + 1}",
+                "metadata": {},
+                "source": cells[index].source,
+                "outputs": [],
+                "execution_count": None,
+            }
+        )
+    merged = []
+    for position in range(len(notebook["cells"]) + 1):
+        merged += additions.get(position, [])
+        merged += notebook["cells"][position : position + 1]
+    notebook["cells"] = merged
+    return notebook
+
+
+def _written(release: Release, manual: Manual, cells: list[Cell]) -> str | None:
+    """The text of a written answer, None when it is missing or as released."""
+    ours = release.cells[manual.index]
+    for cell in reversed(cells):
+        found = cell.grade_id == ours.grade_id or (ours.cell_id and cell.cell_id == ours.cell_id)
+        if found and not _same(cell.source, ours.source):
+            return cell.source
+    return None
+
+
+def _squeezed(source: str) -> str:
+    return "\n".join(line.rstrip() for line in source.strip().splitlines())
+
+
+def _same(a: str, b: str) -> bool:
+    return _squeezed(a) == _squeezed(b)
