@@ -1,0 +1,283 @@
+"""One run is one frozen, validated object, read from one YAML file.
+
+`load("run.yaml", ["lr=1e-3", "warmstart.seed=2"])` gives a `Config` or raises `ConfigError`, whose
+text names the field, the value it had and the values it may have. Nothing else in the trainer
+starts before this has passed. `describe()` prints every field with its unit, default and range.
+
+A new knob is a new field here; nothing below this file reads YAML or command lines.
+"""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from policy_gradients.algorithms import ALGORITHMS
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+class ConfigError(ValueError):
+    """The run cannot start as described: which field, which value, what is allowed."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise a ConfigError with this message unless the condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def knob(default: Any, about: str, unit: str, allowed: str, **limits: Any) -> Any:
+    """A field: its default, what it means, its unit, and the allowed values in words."""
+    extra = {"unit": unit, "allowed": allowed}
+    return Field(default, description=about, json_schema_extra=extra, **limits)
+
+
+class Section(BaseModel):
+    """Frozen; unknown fields, infinities and NaN are refused."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True
+    )
+
+
+class TaskConfig(Section):
+    """reasoning-gym's spell_backward, split by word."""
+
+    min_letters: int = knob(3, "shortest word", "letters", "3 to 10", ge=3, le=10)
+    max_letters: int = knob(7, "longest word", "letters", "min_letters to 10", ge=3, le=10)
+    held_out: int = knob(1000, "words never trained on", "words", "1 or more", ge=1)
+    instruction: str = knob(
+        "", "text put before the task, e.g. the answer format for a real model", "text", "any text"
+    )
+    thinking: bool = knob(
+        False, "let the model think before it answers (Qwen3's chat template)", "-", "true, false"
+    )
+
+    @model_validator(mode="after")
+    def _order(self) -> "TaskConfig":
+        require(
+            self.min_letters <= self.max_letters,
+            f"task.max_letters = {self.max_letters}: must be at least task.min_letters = "
+            f"{self.min_letters}",
+        )
+        return self
+
+
+class WarmstartConfig(Section):
+    """How the tiny model is taught before reinforcement learning; the cache is keyed by this."""
+
+    seed: int = knob(0, "seed of weights and demonstrations", "-", "0 or more", ge=0)
+    steps: int = knob(420, "supervised updates", "updates", "1 or more", ge=1)
+    batch: int = knob(32, "demonstrations per update", "sequences", "1 or more", ge=1)
+    lr: float = knob(3e-3, "peak learning rate", "per update", "above 0", gt=0)
+    always_right: int = knob(4, "words up to here are shown right", "letters", "0 or more", ge=0)
+    right_share: float = knob(
+        0.32, "share of right demonstrations for longer words", "-", "0 to 1", ge=0, le=1
+    )
+    short_exact: float = knob(
+        0.8, "held-out short words that must be right before we stop", "-", "0 to 1", ge=0, le=1
+    )
+
+
+class Config(Section):
+    """Everything one training run depends on."""
+
+    # what is trained, on what, and where it goes
+    model: str = knob(
+        "tiny", "policy to start from", "-", "tiny, a folder, or a Hugging Face name", min_length=1
+    )
+    output_dir: str = knob(
+        "runs/grpo_tiny", "folder for log, checkpoints and final model", "-", "a path", min_length=1
+    )
+    seed: int = knob(0, "seed of prompts and sampling", "-", "0 or more", ge=0)
+    task: TaskConfig = TaskConfig()
+    warmstart: WarmstartConfig = WarmstartConfig()
+
+    # the algorithm: a row of policy_gradients.ALGORITHMS
+    algorithm: str = knob("grpo", "row of the table of algorithms", "-", ", ".join(ALGORITHMS))
+    eps_low: float | None = knob(
+        None, "clip distance below a ratio of 1; empty: the row's", "-", "0 or more", ge=0
+    )
+    eps_high: float | None = knob(
+        None, "clip distance above a ratio of 1; empty: the row's", "-", "0 or more", ge=0
+    )
+    kl_coef: float = knob(0.0, "weight of the KL to the starting model", "per nat", "≥ 0", ge=0)
+    reward_correctness: float = knob(
+        1.0, "weight of reasoning-gym's score, 0 to 1", "reward", "0 or more", ge=0
+    )
+    reward_format: float = knob(
+        0.0, "weight of 'the whole response is one answer tag'", "reward", "0 or more", ge=0
+    )
+
+    # one step
+    prompts: int = knob(16, "prompts per step (P)", "prompts", "1 or more", ge=1)
+    group: int = knob(8, "responses per prompt (G)", "responses", "1 or more", ge=1)
+    micro_batch: int = knob(
+        16, "prompts whose groups are in memory at once", "prompts", "a divisor of prompts", ge=1
+    )
+    epochs: int = knob(1, "optimiser updates per batch of samples", "updates", "1 or more", ge=1)
+    max_new_tokens: int = knob(12, "longest response", "tokens", "1 or more", ge=1)
+    temperature: float = knob(
+        1.0, "softmax temperature of sampling and of scoring alike", "-", "above 0", gt=0
+    )
+    resample_limit: int = knob(
+        4, "most sampling rounds per step under dynamic sampling", "rounds", "1 or more", ge=1
+    )
+
+    # optimiser
+    lr: float = knob(5e-4, "learning rate after warm-up", "per update", "above 0", gt=0)
+    lr_warmup: int = knob(5, "updates of linear warm-up", "updates", "0 or more", ge=0)
+    weight_decay: float = knob(0.0, "AdamW's decay", "per update", "0 or more", ge=0)
+    max_grad_norm: float = knob(1.0, "gradient norm is clipped to this", "-", "above 0", gt=0)
+
+    # length of the run
+    steps: int = knob(160, "steps to train", "steps", "0 or more", ge=0)
+    eval_every: int = knob(20, "held-out evaluation every so many steps", "steps", "≥ 1", ge=1)
+    eval_words: int = knob(1000, "held-out words evaluated", "words", "1 or more", ge=1)
+    save_every: int = knob(20, "training checkpoint every so many steps", "steps", "≥ 1", ge=1)
+
+    # machine
+    device: Literal["auto", "cpu", "cuda"] = knob(
+        "auto", "where to compute; auto: a GPU if there is one", "-", "auto, cpu, cuda"
+    )
+    dtype: Literal["float32", "bfloat16"] = knob(
+        "float32",
+        "arithmetic of the forward pass; weights and optimiser are always float32",
+        "-",
+        "float32, bfloat16",
+    )
+    threads: int = knob(1, "CPU threads; 1 is fastest for the tiny model", "-", "≥ 1", ge=1)
+    shared_prefix: bool = knob(
+        True, "run each prompt once for its whole group when training", "-", "true, false"
+    )
+    gradient_checkpointing: bool = knob(
+        False, "recompute activations in backward: less memory, more time", "-", "true, false"
+    )
+    old_logprobs: Literal["auto", "sampler", "recompute"] = knob(
+        "auto",
+        "the ratio's denominator: kept from sampling, or recomputed by the learner; "
+        "auto: kept in float32, recomputed in bfloat16",
+        "-",
+        "auto, sampler, recompute",
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Config":
+        require(
+            self.algorithm in ALGORITHMS,
+            f"algorithm = {self.algorithm!r}: unknown; {_closest(self.algorithm, ALGORITHMS)}",
+        )
+        row = ALGORITHMS[self.algorithm]
+        require(
+            not row.needs_critic,
+            f"algorithm = {self.algorithm!r}: it needs a critic, and this trainer has none yet; "
+            f"choose one of {', '.join(n for n, r in ALGORITHMS.items() if not r.needs_critic)}",
+        )
+        require(
+            self.group > 1 or not row.needs_group,
+            f"group = {self.group}: {self.algorithm} compares the responses to one prompt, "
+            "so it needs 2 or more",
+        )
+        require(
+            self.prompts % self.micro_batch == 0,
+            f"micro_batch = {self.micro_batch}: must divide prompts = {self.prompts}; choose one "
+            f"of {[n for n in range(1, self.prompts + 1) if self.prompts % n == 0]}",
+        )
+        require(
+            not (self.gradient_checkpointing and self.shared_prefix),
+            "gradient_checkpointing = true: a shared prefix lives in the attention cache, which "
+            "checkpointing cannot recompute; set shared_prefix to false",
+        )
+        require(
+            not (self.old_logprobs == "sampler" and self.dtype == "bfloat16"),
+            "old_logprobs = 'sampler': in bfloat16 sampler and learner round differently, so the "
+            "ratio would not start at 1; use auto or recompute",
+        )
+        return self
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file, apply `key=value` overrides (dots reach into sections), validate.
+
+    Raises ConfigError: no such file, not a mapping, an override without `=`, an unknown field, a
+    value out of range, or fields that contradict each other.
+    """
+    path = Path(path)
+    shipped = ", ".join(str(p) for p in sorted(CONFIGS.glob("*.yaml")))
+    require(path.is_file(), f"no configuration file at {path}; the trainer ships {shipped}")
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    values = {} if values is None else values
+    require(
+        isinstance(values, dict), f"{path} must hold `field: value` lines, not a {type(values)}"
+    )
+    for override in overrides:
+        name, found, text = override.partition("=")
+        require(found == "=", f"--set {override}: expected key=value, e.g. --set lr=1e-3")
+        *sections, last = name.strip().split(".")
+        target = values
+        for section in sections:
+            inner = target.get(section) or {}
+            require(isinstance(inner, dict), f"--set {override}: {section} has no fields inside")
+            target[section] = target = dict(inner)
+        target[last] = yaml.safe_load(text) if text.strip() else None
+    return build(values)
+
+
+def build(values: dict[str, Any]) -> Config:
+    """Validate a mapping; the same errors as `load`."""
+    try:
+        return Config(**values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
+
+
+def with_values(config: Config, **values: Any) -> Config:
+    """A copy with some fields changed, validated again (for notebooks and tests)."""
+    return build({**config.model_dump(), **values})
+
+
+def describe(section: type[Section] = Config, prefix: str = "") -> str:
+    """Every field on one line: name, default, unit, allowed values, meaning."""
+    lines = []
+    for name, field in section.model_fields.items():
+        if isinstance(field.default, Section):
+            lines.append(describe(type(field.default), f"{name}."))
+        else:
+            extra = field.json_schema_extra
+            lines.append(
+                f"{prefix + name:28} default {field.default!s:16} [{extra['unit']}] "
+                f"allowed: {extra['allowed']} - {field.description}"
+            )
+    return "\n".join(lines)
+
+
+def _explain(error: dict[str, Any]) -> str:
+    """One sentence for one pydantic error: field, value, what is allowed, what it means."""
+    if isinstance(error.get("ctx", {}).get("error"), ConfigError):
+        return str(error["ctx"]["error"])
+    *parents, name = [str(part) for part in error["loc"]]
+    section: type[Section] = Config
+    for parent in parents:
+        section = type(section.model_fields[parent].default)
+    full_name = ".".join([*parents, name])
+    if name not in section.model_fields:
+        return f"{full_name}: unknown field; {_closest(name, section.model_fields)}"
+    field = section.model_fields[name]
+    extra = field.json_schema_extra or {"unit": "-", "allowed": "a section with fields of its own"}
+    return (
+        f"{full_name} = {error['input']!r}: {error['msg'].lower()}; allowed: {extra['allowed']} "
+        f"[{extra['unit']}], default {field.default!s}. It is the {field.description or 'section'}."
+    )
+
+
+def _closest(name: str, known: Any) -> str:
+    match = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"did you mean {match[0]!r}? " if match else ""
+    return f"{hint}Allowed: {', '.join(known)}"

@@ -1,0 +1,106 @@
+"""What a run leaves behind and what it shows: `metrics.jsonl` and the console.
+
+One JSON object a line, each with `step`. README.md explains every name.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+LOG = "metrics.jsonl"
+
+
+class Log:
+    """Appends to `metrics.jsonl`; `size` lets a resumed run cut off what came after its state."""
+
+    def __init__(self, folder: Path, *, size: int = 0):
+        self.path = folder / LOG
+        self.file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115  (closed by close)
+        self.file.truncate(size)
+        self.file.seek(0)
+        self.history: list[dict[str, Any]] = [json.loads(line) for line in self.file]
+
+    def write(self, metrics: dict[str, Any]) -> None:
+        self.history.append(metrics)
+        self.file.write(json.dumps(metrics) + "\n")
+        self.file.flush()
+
+    def sync(self) -> int:
+        """Everything is on disk; returns the size in bytes."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        return self.file.tell()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class Console:
+    """A block redrawn in place on a terminal; elsewhere a line now and then."""
+
+    def __init__(
+        self, title: str, steps: int, first: int, *, quiet: bool, out: TextIO | None = None
+    ):
+        self.title, self.steps, self.first, self.quiet = title, steps, first, quiet
+        self.out = out or sys.stdout
+        self.live = self.out.isatty()
+        self.started, self.drawn = time.monotonic(), 0
+        self.exact: list[str] = []
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if not self.quiet:
+            print(text, file=self.out, flush=True)
+            self.drawn = 0
+
+    def step(self, metrics: dict[str, Any], sample: str) -> None:
+        """Show one step: progress, rewards, what the loss did, one sample."""
+        step = metrics["step"]
+        if "eval/exact" in metrics:
+            self.exact.append(f"{step}: {metrics['eval/exact']:.1%}")
+        if self.quiet:
+            return
+        lines = self._lines(metrics, sample)
+        if self.live:
+            self.out.write(f"\x1b[{self.drawn}F\x1b[J" if self.drawn else "")
+            self.out.write("\n".join(line[:140] for line in lines) + "\n")
+            self.out.flush()
+            self.drawn = len(lines)
+        elif "eval/exact" in metrics or step % max(1, self.steps // 40) == 0:
+            print("\n    ".join(lines), file=self.out, flush=True)
+
+    def _lines(self, m: dict[str, Any], sample: str) -> list[str]:
+        done = m["step"] - self.first
+        elapsed = time.monotonic() - self.started
+        left = elapsed / done * (self.steps - m["step"]) if done else 0.0
+        bar = "#" * round(20 * m["step"] / max(1, self.steps))
+        lines = [
+            f"{self.title} step {m['step']}/{self.steps} [{bar:.<20}] "
+            f"{done / elapsed if elapsed else 0:.1f} steps/s, "
+            f"{m.get('time/tokens_per_second', 0):.0f} tokens/s, {_clock(left)} left"
+        ]
+        if "reward/mean" in m:
+            lines.append(
+                f"reward {m['reward/mean']:.3f} (correctness {m['reward/correctness']:.3f}, format "
+                f"{m['reward/format']:.2f}, exact {m['reward/exact']:.2f}), contrast in "
+                f"{m['groups/contrast']:.0%} of groups, {m['groups/trained']} trained"
+            )
+            lines.append(
+                f"clip high {m.get('clip/high', 0):.1%} low {m.get('clip/low', 0):.1%}, KL old "
+                f"{m.get('kl/old', 0):.4f} ref {m.get('kl/ref', 0):.4f}, entropy "
+                f"{m['entropy']:.3f}, length {m['length/mean']:.1f}, truncated "
+                f"{m['length/truncated']:.1%}, gradient {m.get('grad_norm', 0):.2f}"
+            )
+        if self.exact:
+            lines.append("held-out exact at step " + ", ".join(self.exact[-8:]))
+        if sample:
+            lines.append("sample " + sample)
+        return lines
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes}:{seconds:02d}"

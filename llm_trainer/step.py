@@ -1,0 +1,351 @@
+"""One optimiser step: log-probabilities, advantages, loss, gradient, and the checks that guard it.
+
+The algorithm is a row of `policy_gradients.ALGORITHMS`; nothing here asks for its name. What the
+row leaves open is decided here: where log-probabilities come from, which groups are computed, and
+how the step is cut into micro-batches.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from einops import repeat
+from torch import Tensor
+from torch.nn import functional as F
+
+from llm_trainer.batch import Experience, StepBatch
+from llm_trainer.config import Config
+from llm_trainer.models import Policy
+from llm_trainer.rollout import Prompts
+from policy_gradients.algorithms import ALGORITHMS, Algorithm, Batch
+from policy_gradients.kl import k3
+from policy_gradients.logprobs import token_log_probs
+
+NO_SIGNAL = 1e-6  # an advantage this small is rounding: the group's rewards were all the same
+# What the invariants allow, by the arithmetic of the forward pass. ratio: largest |ρ − 1| at the
+# first update; kl: nats per token there; split: relative difference of two gradients; agreement:
+# mean |log π_learner − log π_sampler| per token. float32 measures 1e-6 everywhere, while a wrong
+# temperature or a forgotten attention mask gives 0.1 and more. bfloat16 rounds logits near 16 to
+# steps of 0.06; its bounds are estimates, not measured on a GPU.
+BOUNDS = {
+    torch.float32: {"ratio": 1e-4, "kl": 1e-6, "split": 1e-4, "agreement": 1e-4},
+    torch.bfloat16: {"ratio": 0.05, "kl": 1e-3, "split": 1e-4, "agreement": 0.05},
+}
+
+
+Piece = tuple[StepBatch, Tensor, Tensor]  # a micro-batch, its log-probabilities, their gradient
+
+
+class InvariantError(RuntimeError):
+    """Something that must hold in every correct run does not; the run stops before it learns."""
+
+
+class NonFiniteError(RuntimeError):
+    """The loss or its gradient is NaN or infinite; no weight has been changed by it."""
+
+
+def algorithm_row(config: Config) -> Algorithm:
+    """The table's row with this run's clip distances and KL weight."""
+    row = ALGORITHMS[config.algorithm]
+    given = {"eps_low": config.eps_low, "eps_high": config.eps_high}
+    knobs = {**row.knobs, **{name: value for name, value in given.items() if value is not None}}
+    placement = "loss" if config.kl_coef > 0 and row.kl == "none" else row.kl
+    return replace(row, knobs=knobs, kl=placement, kl_coefficient=config.kl_coef)
+
+
+def own_loss(function: Callable, row: Algorithm, config: Config) -> Callable[[Batch], Tensor]:
+    """A learner's loss with the signature of `grpo_loss`, called as a row's loss is.
+
+    It gets eps_low, eps_high and sequences by keyword, and tokens and length if it takes them.
+    """
+    names = inspect.signature(function).parameters
+    any_name = any(p.kind is p.VAR_KEYWORD for p in names.values())
+
+    def loss(batch: Batch) -> Tensor:
+        knobs = {
+            "eps_low": row.knobs.get("eps_low", 0.2),
+            "eps_high": row.knobs.get("eps_high", 0.2),
+            "sequences": batch.sequences,
+            "tokens": batch.tokens,
+            "length": batch.length,
+        }
+        taken = {name: value for name, value in knobs.items() if any_name or name in names}
+        mask = batch.mask.to(batch.logp.dtype)  # so that 1 - mask and mask.mean() work
+        return function(batch.logp, batch.logp_old, batch.advantages, mask, **taken)
+
+    return loss
+
+
+def response_logits(
+    policy: Policy, prompts: Prompts, tokens: Tensor, mask: Tensor, *, group: int, shared: bool
+) -> Tensor:
+    """Logits that predict each response token, with gradient.
+
+    shared: each prompt runs once and its attention cache serves the whole group. The result is
+    the plain one up to rounding; the saving is (G − 1)/G of the prompt's work.
+
+    prompts (P, prompt_time); tokens, mask (P·G, time) → (P·G, time, vocabulary)
+    """
+    lengths = repeat(prompts.lengths, "p -> (p g) 1", g=group)
+    attention = repeat(prompts.attention, "p t -> (p g) t", g=group)
+    # Padding is attended by nobody who matters: real tokens only look back.
+    attention = torch.cat([attention, mask.to(attention.dtype)], 1)[:, :-1]
+    inputs = tokens[:, :-1]  # the last token predicts nothing
+    positions = lengths + torch.arange(inputs.shape[1], device=tokens.device)
+    if shared:
+        cache = policy.new_cache()
+        first = policy.forward(
+            prompts.tokens, prompts.attention, prompts.positions, cache=cache, keep=1
+        )  # (P, 1, vocabulary): predicts every response's first token
+        first = repeat(first, "p 1 v -> (p g) 1 v", g=group)
+        if inputs.shape[1] == 0:
+            return first
+        cache.batch_repeat_interleave(group)
+        return torch.cat([first, policy.forward(inputs, attention, positions, cache=cache)], 1)
+    whole = torch.cat([repeat(prompts.tokens, "p t -> (p g) t", g=group), inputs], 1)
+    positions = torch.cat([repeat(prompts.positions, "p t -> (p g) t", g=group), positions], 1)
+    return policy.forward(whole, attention, positions, keep=tokens.shape[1])
+
+
+class Learner:
+    """A policy with its optimiser, its reference if a KL term needs one, and its loss."""
+
+    def __init__(self, policy: Policy, config: Config, loss: Callable | None = None):
+        self.policy, self.config = policy, config
+        self.row = algorithm_row(config)
+        self.loss = own_loss(loss, self.row, config) if loss else self.row.loss
+        self.reference = policy.frozen_copy() if self.row.needs_reference else None
+        self.optimizer = torch.optim.AdamW(
+            policy.model.parameters(),
+            lr=config.lr,
+            betas=(0.9, 0.99),
+            weight_decay=config.weight_decay,
+        )
+        self.bounds = BOUNDS[policy.dtype]
+        self.updates = 0  # optimiser updates so far
+        recompute = config.old_logprobs == "recompute" or (
+            config.old_logprobs == "auto" and policy.dtype != torch.float32
+        )
+        self.keep_sampler_logp = not recompute
+
+    # ------------------------------------------------------------ log-probabilities
+
+    def log_probs(self, policy: Policy, batch: StepBatch) -> Tensor:
+        """(batch, time) nats, at the temperature the tokens were sampled with."""
+        logits = response_logits(
+            policy,
+            batch.prompts,
+            batch.tokens,
+            batch.mask,
+            group=batch.group,
+            shared=self.config.shared_prefix,
+        )
+        return token_log_probs(logits, batch.tokens, temperature=self.config.temperature)
+
+    @torch.no_grad()
+    def frozen_log_probs(self, policy: Policy, batch: StepBatch) -> Tensor:
+        """(batch, time) without gradient, one micro-batch at a time; 0 on padding."""
+        width = batch.tokens.shape[1]
+        pieces = [
+            F.pad(self.log_probs(policy, piece), (0, width - piece.tokens.shape[1]))
+            for piece in batch.micro_batches(self.config.micro_batch)
+        ]
+        return torch.cat(pieces)
+
+    # ------------------------------------------------------------ what is computed
+
+    def prepare(self, seen: Experience) -> StepBatch | None:
+        """Advantages, and the groups that can teach something; None if there is none.
+
+        A group whose advantages are all 0 has no gradient, so it is not computed, unless a KL
+        term gives it one. `sequences` and `total_tokens` still count it.
+        """
+        batch = StepBatch(
+            prompts=seen.prompts,
+            tokens=seen.tokens,
+            mask=seen.mask,
+            advantages=torch.zeros_like(seen.logp_sampler[:, :1]),
+            logp_sampler=seen.logp_sampler,
+            logp_old=seen.logp_sampler,
+            logp_ref=None,
+            group=seen.group,
+            sequences=seen.sequences,
+            total_tokens=int(seen.mask.sum()),
+        )
+        if self.reference is not None:
+            batch = replace(batch, logp_ref=self.frozen_log_probs(self.reference, batch))
+        scores = self.row.sequence_rewards(
+            seen.rewards.flatten(), seen.logp_sampler, batch.logp_ref, seen.mask
+        )
+        advantages = self.row.advantage(scores.view_as(seen.rewards))  # (prompts, group)
+        batch = replace(batch, advantages=advantages.reshape(-1, 1))
+        if self.row.zero_advantage_is_silent:
+            keep = (advantages.abs() > NO_SIGNAL).any(1)
+            if not keep.any():
+                return None
+            batch = batch.select(keep)
+        if not self.keep_sampler_logp:
+            batch = replace(batch, logp_old=self.frozen_log_probs(self.policy, batch))
+        return batch
+
+    def loss_inputs(self, batch: StepBatch, logp: Tensor) -> Batch:
+        return Batch(
+            logp=logp,
+            advantages=batch.advantages,
+            mask=batch.mask,
+            logp_old=batch.logp_old,
+            logp_ref=batch.logp_ref,
+            sequences=batch.sequences,
+            tokens=batch.total_tokens,
+            length=self.config.max_new_tokens,
+        )
+
+    # ------------------------------------------------------------ the update
+
+    def update(self, batch: StepBatch, *, fresh: bool) -> dict[str, float]:
+        """One optimiser update on all micro-batches; returns what is worth logging.
+
+        fresh: the weights have not changed since the batch was sampled.
+        Raises InvariantError or NonFiniteError before any weight has changed.
+        """
+        self.optimizer.zero_grad()
+        pieces, total = [], 0.0
+        self.policy.model.train(self.config.gradient_checkpointing)
+        for piece in batch.micro_batches(self.config.micro_batch):
+            logp = self.log_probs(self.policy, piece)
+            logp.retain_grad()
+            loss = self.loss(self.loss_inputs(piece, logp))
+            if not torch.isfinite(loss):
+                raise NonFiniteError(f"the loss is {loss.item()}")
+            loss.backward()
+            total += loss.item()
+            pieces.append((piece, logp.detach(), logp.grad))
+        self.policy.model.eval()
+        parameters = self.policy.model.parameters()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise NonFiniteError(f"the gradient's norm is {norm.item()}")
+
+        metrics = token_metrics(pieces)
+        if fresh:
+            metrics |= self.check_agreement(pieces)
+        if self.updates == 0:
+            metrics |= self.check_first_update(pieces, metrics) | self.check_split(batch)
+
+        warm = min(1.0, (self.updates + 1) / max(1, self.config.lr_warmup))
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = self.config.lr * warm
+        self.optimizer.step()
+        self.updates += 1
+        return {"loss": total, "grad_norm": norm.item(), "lr": self.config.lr * warm, **metrics}
+
+    # ------------------------------------------------------------ what must hold in every run
+
+    def check_agreement(self, pieces: list[Piece]) -> dict[str, float]:
+        """Sampler and learner give the same tokens the same probability, within rounding."""
+        gap = [(logp - b.logp_sampler)[b.mask].abs() for b, logp, _ in pieces]
+        gap = torch.cat(gap).mean().item()
+        hold(
+            gap <= self.bounds["agreement"],
+            "sampler and learner agree",
+            f"they differ by {gap:.2g} nats per token, {self.bounds['agreement']:g} is allowed. "
+            "Temperature, attention mask, positions or dropout differ between them",
+        )
+        return {"check/sampler_gap": gap}
+
+    def check_first_update(
+        self, pieces: list[Piece], metrics: dict[str, float]
+    ) -> dict[str, float]:
+        """Before anything is learned every ratio is 1, every KL is 0, and end tokens count."""
+        off = max(metrics["ratio/max"] - 1, 1 - metrics["ratio/min"])
+        hold(
+            off <= self.bounds["ratio"],
+            "the ratio is 1 at the first update",
+            f"a ratio is off by {off:.2g}, {self.bounds['ratio']:g} is allowed. The old "
+            "log-probabilities are not those of the policy that is being trained",
+        )
+        kl = max(metrics["kl/old"], metrics.get("kl/ref", 0.0))
+        hold(
+            kl <= self.bounds["kl"],
+            "the KL is 0 at the first update",
+            f"it is {kl:.2g} nats per token. The reference is not the starting model, or is scored "
+            "differently (temperature, dropout, precision)",
+        )
+        trained, ended = 0, 0
+        for batch, _, gradient in pieces:
+            last = batch.mask.sum(1, keepdim=True) - 1  # (batch, 1): column of the last token
+            matters = (batch.tokens.gather(1, last) == self.policy.end_id) & (
+                batch.advantages.abs() > NO_SIGNAL
+            )
+            ended += int(matters.sum())
+            trained += int((gradient.gather(1, last)[matters] != 0).sum())
+        hold(
+            ended == 0 or trained > 0,
+            "the end token is trained",
+            f"none of {ended} end tokens received a gradient. The mask stops one token early, or "
+            "the end token is mistaken for padding",
+        )
+        return {
+            "check/ratio": off,
+            "check/kl": kl,
+            "check/end_token_trained": trained / ended if ended else 1.0,
+        }
+
+    def check_split(self, batch: StepBatch) -> dict[str, float]:
+        """The loss of the whole step and of its groups one by one have the same gradient.
+
+        Compared on d(loss)/d(log-probability); what lies below it treats every row by itself.
+        """
+
+        def gradient(pieces) -> Tensor:  # (all valid tokens,)
+            parts = []
+            for piece in pieces:
+                logp = piece.logp_old.clone().requires_grad_()
+                self.loss(self.loss_inputs(piece, logp)).backward()
+                parts.append(logp.grad[piece.mask])
+            return torch.cat(parts)
+
+        whole, split = gradient([batch]), gradient(batch.micro_batches(1))
+        difference = ((whole - split).norm() / whole.norm().clamp(min=1e-12)).item()
+        hold(
+            difference <= self.bounds["split"],
+            "the micro-batch split does not change the gradient",
+            f"the two differ by {difference:.2g} of its size. The loss must divide by the counts "
+            "of the whole step (`sequences`, `tokens` or `length`), not by what it sees",
+        )
+        return {"check/split": difference}
+
+
+def hold(condition: bool, name: str, what: str) -> None:
+    """Stop the run with the invariant's name unless it holds (NaN does not)."""
+    if not condition:
+        raise InvariantError(f"invariant violated: {name}. {what}.")
+
+
+def token_metrics(pieces: list[Piece]) -> dict[str, float]:
+    """Numbers over all response tokens that were computed.
+
+    clip/high and clip/low are shares of tokens whose gradient the loss has switched off, with a
+    positive and a negative advantage. Read from the gradient itself, they mean the same for every
+    algorithm. 0 at the first update of a batch is right.
+    """
+
+    def flat(pick) -> Tensor:  # (tokens,)
+        return torch.cat([pick(p).expand_as(p[0].mask)[p[0].mask] for p in pieces])
+
+    old, logp = flat(lambda p: p[0].logp_old), flat(lambda p: p[1])
+    gradient, advantages = flat(lambda p: p[2]), flat(lambda p: p[0].advantages)
+    ratio = (logp - old).exp()
+    off = gradient == 0
+    metrics = {
+        "ratio/min": ratio.min().item(),
+        "ratio/max": ratio.max().item(),
+        "clip/high": (off & (advantages > NO_SIGNAL)).float().mean().item(),
+        "clip/low": (off & (advantages < -NO_SIGNAL)).float().mean().item(),
+        "kl/old": k3(old[None], logp[None]).mean().item(),
+    }
+    if pieces[0][0].logp_ref is not None:
+        reference = flat(lambda p: p[0].logp_ref)
+        metrics["kl/ref"] = k3(logp[None], reference[None]).mean().item()
+    return metrics

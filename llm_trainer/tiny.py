@@ -1,0 +1,234 @@
+"""A Qwen3 small enough for a laptop: its tokenizer, its weights, its warm start.
+
+The architecture is Qwen3's own class with small numbers in its configuration (two layers, width
+128, about 408,000 parameters), so every line of the trainer that runs on it also runs on
+Qwen3-1.7B. What makes it small is the tokenizer: one token per character, plus Qwen's chat
+markers and the fixed phrases of the task's prompt as single tokens. Everything is saved as
+ordinary Hugging Face files and loaded with AutoTokenizer and AutoModelForCausalLM.
+
+Reinforcement learning can only strengthen what a model sometimes does. The *warm start* is the
+little supervised training that gives it something to strengthen: see `demonstration`.
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import string
+import tempfile
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from llm_trainer.config import ConfigError, TaskConfig, WarmstartConfig
+from llm_trainer.evaluate import evaluate
+from llm_trainer.models import Policy
+from llm_trainer.task import Spelling
+
+END, PAD, UNKNOWN, START = "<|im_end|>", "<|endoftext|>", "<|unknown|>", "<|im_start|>"
+# Text that the prompt repeats every time: one token each. Roles include their line break, so that
+# the word "user" in a task is still spelled with four tokens.
+ROLES = ["system\n", "user\n", "assistant\n"]
+PHRASES = ["Spell this word backward", " (example: ", "sun -> nus", "): "]
+TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
+
+# Qwen3's chat format, with its empty thinking block when enable_thinking is false.
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\n' -}}
+{%- if enable_thinking is defined and enable_thinking is false -%}
+{{- '<think>\n\n</think>\n\n' -}}
+{%- endif -%}
+{%- endif -%}"""
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """A character tokenizer with Qwen's chat markers; 110 tokens, exact round trip for ASCII."""
+    characters = list(string.digits + string.ascii_letters + string.punctuation + " \n")
+    vocabulary = {text: i for i, text in enumerate([*characters, UNKNOWN])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    plain = [*TAGS, "\n\n", *ROLES, *PHRASES]
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in plain])
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in (START, END, PAD)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token=UNKNOWN,
+        eos_token=END,
+        pad_token=PAD,
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=512,
+    )
+
+
+def build_model(tokenizer, *, seed: int) -> Qwen3ForCausalLM:
+    """A random Qwen3 with 2 layers of width 128 whose vocabulary is the tokenizer's."""
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=512,
+            tie_word_embeddings=True,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+        )
+    )
+
+
+# ---------------------------------------------------------------- the warm start
+
+RECIPE = 1  # raise it when code below changes what the same configuration produces
+
+
+def warm_start(
+    task: TaskConfig, config: WarmstartConfig, *, cache: Path | None = None, quiet: bool = False
+) -> Path:
+    """Folder with the warm-started tiny model; trained now if the cache does not have it yet.
+
+    The cache key is a hash of the task's split and the warm start's own configuration and seed,
+    so no run's seed or learning rate can change where the run starts from.
+    """
+    key = json.dumps([RECIPE, task.model_dump(), config.model_dump()], sort_keys=True)
+    root = cache or cache_folder()
+    folder = root / f"tiny-qwen-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    if (folder / "config.json").exists():
+        return folder
+    policy, report = train_warm_start(task, config, quiet=quiet)
+    building = Path(tempfile.mkdtemp(prefix="building-", dir=root))
+    try:
+        policy.model.save_pretrained(building)
+        policy.tokenizer.save_pretrained(building)
+        (building / "warmstart.json").write_text(json.dumps({**report, "key": json.loads(key)}))
+        if not (folder / "config.json").exists():  # another process may have been faster
+            os.replace(building, folder)  # whole or not at all
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return folder
+
+
+def cache_folder() -> Path:
+    """The user's cache, or `.cache/` in the working folder where that cannot be written."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for folder in (home / "policy_gradients_course", Path(".cache")):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+        except OSError:
+            continue
+    raise ConfigError(f"no folder for the warm start: neither {home} nor .cache/ can be written")
+
+
+def train_warm_start(
+    task_config: TaskConfig, config: WarmstartConfig, *, quiet: bool = False
+) -> tuple[Policy, dict]:
+    """Supervised training on mixed demonstrations; returns the policy and what it reached.
+
+    The number of updates is fixed. Only if held-out short words are below `short_exact` are 60
+    more updates added, up to five times: a model stopped at a target accuracy on clean
+    demonstrations hardly improves under reinforcement learning afterwards.
+    """
+    task, rng = Spelling(task_config), random.Random(config.seed)
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, seed=config.seed)
+    policy = Policy(
+        model, tokenizer, tokenizer.eos_token_id, tokenizer.pad_token_id, model.device, model.dtype
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98))
+    short = [w for w in task.held_out if len(w) <= config.always_right][:100]
+    done = 0
+
+    def updates(count: int, rate) -> None:
+        nonlocal done
+        bar = tqdm(range(count), "warm start of the tiny Qwen", unit="update", disable=quiet)
+        for step in bar:
+            for settings in optimizer.param_groups:
+                settings["lr"] = config.lr * rate(step)
+            loss = supervised_loss(
+                policy, task, rng.choices(task.train, k=config.batch), rng, config
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            done += 1
+            if step % 20 == 0:
+                bar.set_postfix(loss=f"{loss.item():.3f}")
+
+    model.train()
+    # 30 updates up, then flat, then down to zero over the last 30 %.
+    updates(config.steps, lambda s: min((s + 1) / 30, 1, (config.steps - s) / (0.3 * config.steps)))
+    exact_short = _exact(policy, task, short)
+    for _ in range(5):
+        if exact_short >= config.short_exact:
+            break
+        updates(60, lambda s: 0.3 * (60 - s) / 60)
+        exact_short = _exact(policy, task, short)
+    model.eval()
+    return policy, {"updates": done, "exact_short": exact_short}
+
+
+def _exact(policy: Policy, task: Spelling, words: list[str]) -> float:
+    return evaluate(policy, task, words, max_new_tokens=12).exact if words else 1.0
+
+
+def supervised_loss(
+    policy: Policy, task: Spelling, words: list[str], rng: random.Random, config: WarmstartConfig
+) -> Tensor:
+    """Cross-entropy of the demonstrated responses, end token included, prompts not."""
+    rows = []
+    for word in words:
+        entry = task.entry(word)
+        prompt = policy.prompt(task.question(entry), thinking=task.config.thinking)
+        answer = demonstration(word, rng, config)
+        response = policy.tokenizer(f"<answer>{answer}</answer>{END}")["input_ids"]
+        rows.append((prompt + response, len(prompt)))
+    width = max(len(ids) for ids, _ in rows)
+    tokens = torch.tensor([ids + [policy.pad_id] * (width - len(ids)) for ids, _ in rows])
+    column = torch.arange(width)
+    start = torch.tensor([n for _, n in rows])[:, None]
+    end = torch.tensor([len(ids) for ids, _ in rows])[:, None]
+    positions = column.expand_as(tokens)
+    logits = policy.forward(tokens, (column < end).long(), positions)  # (rows, width, vocabulary)
+    # Column t predicts token t + 1; everything outside the response is ignored.
+    targets = tokens.masked_fill((column < start) | (column >= end), -100)[:, 1:]
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=-100)
+
+
+def demonstration(word: str, rng: random.Random, config: WarmstartConfig) -> str:
+    """What the warm start shows as the answer for `word`: right for short words, mixed for long.
+
+    Wrong ones are half copies of the word, a quarter the right answer with two letters swapped,
+    a quarter with one dropped. So the model can do it, but does not do it always.
+    """
+    right = word[::-1]
+    if len(word) <= config.always_right or rng.random() < config.right_share:
+        return right
+    kind = rng.random()
+    if kind < 0.5:
+        return word
+    letters = list(right)
+    i, j = rng.sample(range(len(letters)), 2)
+    if kind < 0.75:
+        letters[i], letters[j] = letters[j], letters[i]
+    else:
+        del letters[i]
+    return "".join(letters)
