@@ -45,14 +45,14 @@ def same_shape(axes: str, **tensors: Tensor) -> None:
         raise ValueError(f"expected shape {axes} for all of these, got {found}")
 
 
-def as_mask(name: str, mask: Tensor, **like: Tensor) -> Tensor:
+def as_mask(name: str, mask: Tensor, /, **like: Tensor) -> Tensor:
     """The mask as bool, after checking that it holds 0 and 1 only and has the shape of `like`.
 
     bool passes without a look at the values (which on a GPU would wait for the device).
     """
-    ((other, x),) = like.items()
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(mask).__name__}")
+    ((other, x),) = like.items()
     if mask.shape != x.shape:
         raise ValueError(
             f"{name} must have the shape of {other}: got {name} {_shape(mask)}, {other} {_shape(x)}"

@@ -36,6 +36,14 @@ def _keywords(function: Callable) -> set[str]:
     return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
+def _clean(name: str, x: Tensor, logp: Tensor, valid: Tensor) -> Tensor:
+    """(batch, time) x with 0 on padding, before any arithmetic: 0 · NaN in a backward is NaN."""
+    if name == "advantages":
+        x = _checks.advantages_for(logp, x).expand(logp.shape)
+    _checks.floats("(batch, time)", **{"logp": logp, name: x})
+    return torch.where(valid, x, 0.0)
+
+
 @dataclass(frozen=True)
 class Batch:
     """What a loss may need. Tensors are (batch, time) unless said; padding may hold anything.
@@ -169,6 +177,7 @@ class Algorithm:
         Raises:
             TypeError, ValueError: wrong dtype or shape, a field that this row needs is None.
         """
+        _checks.floats("(batch, time)", logp=batch.logp)
         valid = _checks.as_mask("mask", batch.mask, logp=batch.logp)
         tensor = {"mask": valid}
 
@@ -176,7 +185,7 @@ class Algorithm:
             if name not in tensor:
                 if getattr(batch, name) is None:
                     raise ValueError(self._missing(name))
-                tensor[name] = _clean(name, getattr(batch, name), valid)
+                tensor[name] = _clean(name, getattr(batch, name), batch.logp, valid)
             return tensor[name]
 
         per_token = self.surrogate(*map(get, _positional(self.surrogate)), **self.knobs)
@@ -380,20 +389,13 @@ def grpo_loss(
     Raises:
         TypeError, ValueError: wrong dtype or shape, a knob outside its range.
     """
+    _checks.floats("(batch, time)", logp=logp, logp_old=logp_old)
     valid = _checks.as_mask("mask", mask, logp=logp)
     per_token = surrogates.ppo_clip(
-        _clean("logp", logp, valid),
-        _clean("logp_old", logp_old, valid),
-        _clean("advantages", advantages, valid),
+        _clean("logp", logp, logp, valid),
+        _clean("logp_old", logp_old, logp, valid),
+        _clean("advantages", advantages, logp, valid),
         eps_low=eps_low,
         eps_high=eps_high,
     )
     return aggregation.mean_per_sequence(per_token, valid, sequences=sequences)
-
-
-def _clean(name: str, x: Tensor, valid: Tensor) -> Tensor:
-    """x with 0 on padding, before any arithmetic: 0 · NaN in a backward pass would be NaN."""
-    if isinstance(x, Tensor) and name == "advantages" and x.shape == (len(valid), 1):
-        x = x.expand(valid.shape)
-    _checks.as_mask("mask", valid, **{name: x})
-    return torch.where(valid, x, 0.0)

@@ -91,6 +91,7 @@ def ratio_quantiles(
     Raises:
         TypeError, ValueError: wrong dtype or shape, a quantile outside [0, 1].
     """
+    _checks.floats("(batch, time)", logp=logp, logp_old=logp_old)
     valid = _checks.as_mask("mask", mask, logp=logp)
     if any(not 0 <= q <= 1 for q in quantiles):
         raise ValueError(f"quantiles must lie in [0, 1], got {quantiles}")
@@ -122,7 +123,8 @@ def approximate_kl(logp: Tensor, logp_old: Tensor, mask: Tensor) -> float:
     Raises:
         TypeError, ValueError: wrong dtype or shape.
     """
-    return _mean(k3(logp_old, logp), mask)
+    _checks.floats("(batch, time)", logp=logp, logp_old=logp_old)
+    return mean_over_tokens(k3(logp_old, logp), mask)
 
 
 @torch.no_grad()
@@ -142,7 +144,8 @@ def sampled_entropy(logp: Tensor, mask: Tensor) -> float:
     Raises:
         TypeError, ValueError: wrong dtype or shape.
     """
-    return _mean(-logp, mask)
+    _checks.floats("(batch, time)", logp=logp)
+    return mean_over_tokens(-logp, _checks.as_mask("mask", mask, logp=logp))
 
 
 @torch.no_grad()
@@ -159,7 +162,9 @@ def mean_over_tokens(x: Tensor, mask: Tensor) -> float:
     Raises:
         TypeError, ValueError: wrong dtype or shape.
     """
-    return _mean(x, mask)
+    _checks.floats("(batch, time)", x=x)
+    valid = _checks.as_mask("mask", mask, x=x)
+    return x[valid].double().sum().item() / max(int(valid.sum()), 1)
 
 
 @torch.no_grad()
@@ -215,7 +220,7 @@ def length_statistics(mask: Tensor) -> LengthStatistics:
     Raises:
         TypeError, ValueError: not a mask of two axes, an empty batch.
     """
-    valid = _checks.as_mask("mask", mask, mask=mask)
+    valid = _checks.as_mask("mask", mask, itself=mask)
     _checks.same_shape("(batch, time)", mask=valid)
     if len(valid) == 0:
         raise ValueError(f"mask must hold at least one response, got {tuple(mask.shape)}")
@@ -229,11 +234,5 @@ def length_statistics(mask: Tensor) -> LengthStatistics:
     )
 
 
-def _mean(x: Tensor, mask: Tensor) -> float:
-    _checks.floats("(batch, time)", x=x)
-    valid = _checks.as_mask("mask", mask, x=x)
-    return x[valid].double().sum().item() / max(int(valid.sum()), 1)
-
-
 def _share(where: Tensor, valid: Tensor) -> float:
-    return _mean(where.expand(valid.shape).double(), valid)
+    return mean_over_tokens(where.expand(valid.shape).double(), valid)
