@@ -14,7 +14,9 @@ import base64
 import html
 import inspect
 import io
+import itertools
 import math
+import re
 import textwrap
 from collections.abc import Callable
 
@@ -98,6 +100,11 @@ _OTHERS = {
     "supervised": {"color": FAINT, "linestyle": "-", "marker": "."},
     "flawed_teacher": {"color": FAINT, "linestyle": ":", "marker": "x"},
     "supervised_then_score": {"color": INK, "linestyle": "--", "marker": "s"},
+    # comparisons that are not between methods: right against broken, one quantity and another
+    "right": {"color": "#117733", "linestyle": "-", "marker": "o"},
+    "wrong": {"color": "#882255", "linestyle": "--", "marker": "X"},
+    "first": {"color": "#332288", "linestyle": "-", "marker": "s"},
+    "second": {"color": "#44AA99", "linestyle": "-.", "marker": "^"},
 }
 
 
@@ -204,45 +211,44 @@ def learning_curves(
 # --- boxes and arrows ----------------------------------------------------------------------
 
 
-def flow(
-    boxes: dict[str, tuple[float, float, str, str]],
-    arrows: list[tuple[str, str, str]],
-    *,
-    size: tuple[float, float],
-    fontsize: float = 9.5,
-) -> Figure:
+def flow(boxes: str, arrows: str, *, size: tuple[float, float], fontsize: float = 9.5) -> Figure:
     """Draw labelled boxes joined by labelled arrows.
 
-    boxes : name → (x, y, text, kind); x and y of the box's centre in inches; kind picks the fill
-    ("plain", "data", "trained", "frozen", "next" or "none")
-    arrows : (from, to, label), names of boxes; a bent arrow has "~" before its label
+        flow("a 1 2 data prompts | b 4 2 trained the/policy", "a > b: sampled", size=(5, 4))
+
+    boxes : one box per line or between bars: name, x and y of its centre in inches, kind, text
+    ("/" breaks a line); the kind ("plain", "data", "trained", "frozen", "next", "none") is its fill
+    arrows : one chain per line or between commas, "a > b > c"; ": label" labels its last arrow
     size : width and height in inches
+    Raises ValueError for a box that cannot be read, KeyError for an unknown kind or box.
     """
     figure = plt.figure(figsize=size, layout="none")
     axis = figure.add_axes((0, 0, 1, 1))
     axis.set(xlim=(0, size[0]), ylim=(0, size[1]))
     axis.axis("off")
-    texts = {}
-    for name, (x, y, text, kind) in boxes.items():
+    middle = {"ha": "center", "va": "center", "fontsize": fontsize, "linespacing": 1.35}
+    places, patches = {}, {}
+    for entry in re.split(r"\s*[|\n]\s*", boxes.strip()):
+        parts = entry.split(maxsplit=4)
+        if len(parts) != 5:
+            raise ValueError(f"a box needs name, x, y, kind and text, got {entry!r}")
+        name, x, y, kind, text = parts
         fill, edge = BOX_FILLS[kind]
         box = {"boxstyle": "round,pad=0.45", "facecolor": fill, "edgecolor": edge}
-        look = {"ha": "center", "va": "center", "fontsize": fontsize, "linespacing": 1.35}
-        texts[name] = axis.text(x, y, text, bbox=box, **look)
-    for start, end, label in arrows:
-        bend = "arc3,rad=-0.3" if label.startswith("~") else "arc3"
-        line = {"arrowstyle": "-|>", "color": "#555555", "linewidth": 1.3, "shrinkA": 2}
-        patches = {"patchA": texts[start].get_bbox_patch(), "patchB": texts[end].get_bbox_patch()}
-        (x0, y0), (x1, y1) = boxes[start][:2], boxes[end][:2]
-        props = line | patches | {"connectionstyle": bend, "shrinkB": 2}
-        axis.annotate("", xy=(x1, y1), xytext=(x0, y0), arrowprops=props)
-        if label.strip("~"):
-            lift = 0.15 * math.hypot(x1 - x0, y1 - y0) if label.startswith("~") else 0
-            dx, dy = (x1 - x0), (y1 - y0)
-            norm = math.hypot(dx, dy)
-            x, y = (x0 + x1) / 2 - lift * dy / norm, (y0 + y1) / 2 + lift * dx / norm
-            paper = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-            look = {"ha": "center", "va": "center", "fontsize": fontsize - 1, "bbox": paper}
-            axis.text(x, y, label.strip("~"), color="#444444", style="italic", **look)
+        places[name] = (float(x), float(y))
+        drawn = axis.text(*places[name], text.replace("/", "\n"), bbox=box, **middle)
+        patches[name] = drawn.get_bbox_patch()
+    line = {"arrowstyle": "-|>", "color": "#555555", "linewidth": 1.3, "shrinkA": 2, "shrinkB": 2}
+    paper = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+    for chain in re.split(r"\s*[,\n]\s*", arrows.strip()):
+        path, _, label = chain.partition(":")
+        for start, end in itertools.pairwise(path.replace(" ", "").split(">")):
+            ends = line | {"patchA": patches[start], "patchB": patches[end]}
+            axis.annotate("", xy=places[end], xytext=places[start], arrowprops=ends)
+        if label:
+            x, y = (sum(pair) / 2 for pair in zip(places[start], places[end], strict=True))
+            look = middle | {"fontsize": fontsize - 1, "color": "#444444", "style": "italic"}
+            axis.text(x, y, label.strip(), bbox=paper, **look)
     return figure
 
 

@@ -36,7 +36,7 @@ def reveal(key: str, truth: object) -> None:
     _say(
         f"| {what} | |\n|:--|--:|\n"
         f"| predicted | {_format(value)} |\n"
-        f"| **measured** | **{_format(truth)}** |\n"
+        f"| **it is** | **{_format(truth)}** |\n"
         f"| difference | {_difference(value, truth)} |"
     )
 
@@ -60,7 +60,7 @@ def _difference(value: object, truth: object) -> str:
     if guess == fact:
         return "none: as predicted"
     side = "too high" if guess > fact else "too low"
-    return f"{_format(abs(guess - fact))} {side}"
+    return f"{abs(guess - fact):.2g} {side}"
 
 
 def _say(markdown: str) -> None:
