@@ -104,7 +104,7 @@ _OTHERS = {
     "right": {"color": "#117733", "linestyle": "-", "marker": "o"},
     "wrong": {"color": "#882255", "linestyle": "--", "marker": "X"},
     "first": {"color": "#332288", "linestyle": "-", "marker": "s"},
-    "second": {"color": "#44AA99", "linestyle": "-.", "marker": "^"},
+    "second": {"color": "#44AA99", "linestyle": "-", "marker": "^"},
 }
 
 
@@ -246,7 +246,7 @@ def flow(boxes: str, arrows: str, *, size: tuple[float, float], fontsize: float 
             ends = line | {"patchA": patches[start], "patchB": patches[end]}
             axis.annotate("", xy=places[end], xytext=places[start], arrowprops=ends)
         if label:
-            x, y = (sum(pair) / 2 for pair in zip(places[start], places[end], strict=True))
+            x, y = (0.6 * a + 0.4 * b for a, b in zip(places[start], places[end], strict=True))
             look = middle | {"fontsize": fontsize - 1, "color": "#444444", "style": "italic"}
             axis.text(x, y, label.strip(), bbox=paper, **look)
     return figure
