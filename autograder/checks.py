@@ -158,7 +158,8 @@ def findings(verdict: Verdict) -> list[tuple[str, str]]:
 
 def headline(verdict: Verdict) -> str:
     state = "passed" if verdict.passed else "not yet"
-    points = f"{verdict.points:g} of {verdict.max_points:g} points"
+    unit = "point" if verdict.max_points == 1 else "points"
+    points = f"{verdict.points:g} of {verdict.max_points:g} {unit}"
     return f"{verdict.details['question']}: {state}, {points} on the visible inputs"
 
 
