@@ -6,11 +6,12 @@ import linecache
 from pathlib import Path
 
 from autograder.imports import FORBIDDEN, forbidden_imports
-from autograder.judge import PROPERTIES, Verdict, judge, percent, refusal
+from autograder.judge import Verdict, judge, percent, refusal
 from autograder.questions import find
+from autograder.questions.base import LECTURES
 
 LABELS = {
-    "callable": "is a function",
+    "callable": "answered with a function",
     "runs": "runs on every input",
     "shape": "shape",
     "floating": "floating-point result",
@@ -128,15 +129,10 @@ def shown_just_now(verdict: Verdict) -> bool:
     )
 
 
-def rows(verdict: Verdict) -> list[tuple[str, str, str]]:
-    """(mark, check, note) per check in order; "✓" passed, "✗" failed, "·" not reached."""
-    done = {c["property"]: c for c in verdict.details["checks"]}
-    table = []
-    for prop in PROPERTIES:
-        result = done.get(prop)
-        mark = "·" if result is None else "✓" if result["passed"] else "✗"
-        table.append((mark, LABELS[prop], result["note"] if result else "not reached"))
-    return table
+def rows(verdict: Verdict) -> list[tuple[str, str]]:
+    """(mark, check) for every check of the question: "✓" passed, "✗" failed, "·" not reached."""
+    marks = {True: "✓", False: "✗", None: "·"}
+    return [(marks[c["passed"]], LABELS[c["property"]]) for c in verdict.details["checks"]]
 
 
 def findings(verdict: Verdict) -> list[tuple[str, str]]:
@@ -147,7 +143,7 @@ def findings(verdict: Verdict) -> list[tuple[str, str]]:
     difference = details["difference"]
     pairs = [
         ("fails first", LABELS[details["property"]]),
-        ("input", details["case"]),
+        ("input", details["case"] if details["property"] != "callable" else ""),
         ("largest difference", f"{percent(difference)} of the largest entry" if difference else ""),
         ("likely cause", verdict.cause),
         ("hint", details["hint"]),
@@ -178,13 +174,13 @@ def as_html(verdict: Verdict) -> str:
     facts = "".join(
         f'<tr style="background:none"><th scope="row" style="{cell}white-space:nowrap;'
         f'font-weight:600">{html.escape(label)}</th>'
-        f'<td style="{cell}max-width:44em">{html.escape(text)}</td></tr>'
+        f'<td style="{cell}max-width:44em">{_linked(label, text)}</td></tr>'
         for label, text in findings(verdict)
     )
     steps = " &nbsp; ".join(
         f'<span style="white-space:nowrap;opacity:{0.5 if mark == "·" else 1}">'
         f"{mark} {html.escape(label)}</span>"
-        for mark, label, _ in rows(verdict)
+        for mark, label in rows(verdict)
     )
     mark = "✓" if verdict.passed else "✗"
     return (
@@ -198,3 +194,11 @@ def as_html(verdict: Verdict) -> str:
         )
         + f'<div style="margin-top:4px;font-size:90%">{steps}</div></div>'
     )
+
+
+def _linked(label: str, text: str) -> str:
+    """Escaped text; the lecture as a link that works from a homework's folder."""
+    number = text.removeprefix("lecture ")[:2]
+    if label != "read again" or number not in LECTURES:
+        return html.escape(text)
+    return f'<a href="../../lectures/{LECTURES[number]}.ipynb">{html.escape(text)}</a>'

@@ -81,7 +81,7 @@ def _gradient(cases, expected: list[Outcome], outcomes: list[Outcome], failed, n
             if i in case.differentiable and not case.stability:
                 k = case.differentiable.index(i)
                 right = want.gradients[k]
-                have = got.gradients[k] if got.gradients else None
+                have = got.gradients[k]
                 have = torch.zeros_like(right) if have is None else have
                 maps.append(Map(case, have.to(torch.float64), right.to(torch.float64)))
         if maps and not all(bool(m.right.all()) for m in maps):
@@ -126,7 +126,7 @@ def pattern(maps: list[Map]) -> tuple[str, str] | None:
     if not wrong:
         return None
     for look in (_zero, _factor, _offset, _row_factor, _shifted, _reordered, _dead_or_alive,
-                 _columns):  # fmt: skip
+                 _edges):  # fmt: skip
         found = look(wrong)
         if found:
             return found
@@ -170,6 +170,8 @@ def _factor(maps):
             f"is {first:.3g} times the right one, everywhere",
             "One constant factor: look for a normaliser, a missing ½ or a doubled term.",
         )
+    if any(m.got.numel() < 3 for m in maps):
+        return None  # one or two numbers have a factor by accident
     shown = ", ".join(f"{c:.3g}" for c in factors[:4])
     return (
         f"is the right one times a factor that changes with the input's size ({shown})",
@@ -188,7 +190,8 @@ def _offset(maps):
 
 
 def _row_factor(maps):
-    found = []
+    if not any(m.got.dim() >= 2 and m.got.shape[1] > 2 for m in maps):
+        return None  # rows of two numbers that add up to 0 have a factor by accident
     for m in maps:
         if m.got.dim() < 2 or m.got.shape[1] < 2:
             return None
@@ -196,7 +199,6 @@ def _row_factor(maps):
             c = _ratio(got, want, m.scale)
             if c is None and not m.close(got, want):
                 return None
-            found.append(c)
     return (
         "is the right one times a factor of its own for each row",
         "A factor per row follows the row's length or spread: look at what is divided by what.",
@@ -257,16 +259,16 @@ def _dead_or_alive(maps):
     )
 
 
-def _columns(maps):
-    """Wrong in the first or in the last position of the rows only."""
-    if not all(m.got.dim() >= 2 and m.got.shape[1] > 2 for m in maps):
-        return None
-    for index, word in ((-1, "last"), (0, "first")):
-        inside = [m.right.movedim(1, 0) for m in maps]
-        rest = [r[:-1] if index == -1 else r[1:] for r in inside]
-        if all(bool(r.all()) for r in rest):
-            return (
-                f"is wrong at the {word} position of the rows only",
-                "Check how the recursion starts and where the slices end.",
-            )
+def _edges(maps):
+    """Wrong in the first or in the last row, or position of the rows, only."""
+    for axis, noun in ((1, "position of the rows"), (0, "row")):
+        if not all(m.got.dim() > axis and m.got.shape[axis] > 1 for m in maps):
+            continue
+        inside = [m.right.movedim(axis, 0) for m in maps]
+        for rest, word in ((slice(None, -1), "last"), (slice(1, None), "first")):
+            if all(bool(r[rest].all()) for r in inside):
+                return (
+                    f"is wrong at the {word} {noun} only",
+                    "Check where the recursion or the loop starts and where the slices end.",
+                )
     return None
