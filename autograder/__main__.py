@@ -97,6 +97,8 @@ def run_check(arguments) -> int:
 
 
 def run_grade(arguments) -> int:
+    import torch
+
     from autograder.grade import Progress, checked_release, grade
     from autograder.summary import summary
 
@@ -110,6 +112,7 @@ def run_grade(arguments) -> int:
     release = checked_release(released(arguments.homework))
     output = (arguments.output or folder.resolve().parent).resolve()
     print(ISOLATION, file=sys.stderr)
+    torch.set_num_threads(1)  # the tensors are tiny and --jobs already uses the processors
     limits = Limits(cpu_seconds=arguments.seconds, wall_seconds=6 * arguments.seconds)
     results = grade(
         release, folder.resolve(), output, jobs=arguments.jobs, limits=limits, progress=Progress()

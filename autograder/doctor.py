@@ -1,13 +1,13 @@
 """`python -m autograder doctor`: is everything fit for grading? Prints a table, changes nothing."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from autograder.grade import Examiner, Found, checked_release
+from autograder.gradebook import nbgrader_environment
 from autograder.notebooks import HomeworkError
 from autograder.questions import QUESTIONS
 from autograder.release import homeworks, release
@@ -45,15 +45,6 @@ def general() -> list[tuple[str, str]]:
         rows.append((FAILURE, problem))
     rows.append((WARNING, ISOLATION))
     return rows
-
-
-def nbgrader_environment() -> dict[str, str]:
-    """Environment in which nbgrader finds its own programs and our configuration."""
-    paths = [str(Path(__file__).parent), os.environ.get("JUPYTER_CONFIG_PATH", "")]
-    return os.environ | {
-        "JUPYTER_CONFIG_PATH": os.pathsep.join(filter(None, paths)),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-    }
 
 
 def nbgrader_source() -> str:

@@ -156,9 +156,9 @@ class Examiner:
         marks = [self._mark(q, submission, dropped) for q in self.release.questions]
         notes += submission.notes
         notes += [
-            f"{key}: {problem}; it was left out."
+            f"Your own {key} {problem}; it was left out."
             for key, problem in dropped.items()
-            if not key.startswith("answer")
+            if key.startswith("cell")
         ]
         unanswered = frozenset(
             m.grade_id for m in self.release.manual if m.grade_id not in submission.written
@@ -205,7 +205,7 @@ class Examiner:
 def _why(run: Run, answer, function) -> str:
     """What happened, without numbers: a learner's own text could carry a hidden input."""
     own = (run.errors or {}).get(answer.key)
-    text = f"{function}: {run.problem}." + (f" The cell stopped with {own}." if own else "")
+    text = f"{function} {run.problem}." + (f" The cell stopped with {own}." if own else "")
     return redact(text)
 
 
@@ -289,16 +289,23 @@ def _deliver(book, release: Release, output: Path, result: Result) -> dict:
     )
     page = output / "feedback" / result.student / f"{release.name}.html"
     write_atomically(page, feedback.page(release, result, score, page.parent))
-    notes = list(result.notes)
+    notes = remarks(result)
     if score.pending:
         notes.append(f"{score.pending} written answer(s) to be graded by hand.")
     return (
         row
         | {"total": f"{score.total:g}", "max": f"{score.maximum:g}"}
         | {q.id: f"{score.by_cell[q.grade_id]:g}" for q in release.questions}
-        | {m.grade_id: f"{score.by_cell[m.grade_id]:g}" for m in release.manual}
+        | {m.grade_id: f"{score.by_cell[m.grade_id]:g}" for m in release.manual if m.points}
         | {"note": " ".join(notes)}
     )
+
+
+def remarks(result: Result) -> list[str]:
+    """What was unusual about a submission: its notes, then why answers could not be run."""
+    stopped = [m.cause for m in result.marks if m.status == "not run"]
+    nothing = result.submission is not None and not result.submission.steps
+    return [*result.notes, *([] if nothing else stopped)]
 
 
 def with_verdicts(release: Release, result: Result) -> dict:

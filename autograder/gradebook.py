@@ -5,7 +5,10 @@ from the gradebook, so a grade changed by hand in formgrader counts everywhere. 
 result twice changes nothing; a score given by hand is never overwritten.
 """
 
+import os
 import sqlite3
+import sys
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +16,7 @@ from pathlib import Path
 
 from autograder.notebooks import HomeworkError, Release
 
+COURSE = "policy_gradients"
 KEPT = 20
 
 
@@ -44,14 +48,43 @@ def backup(database: Path, folder: Path) -> Path | None:
     return copy
 
 
+def nbgrader_environment() -> dict[str, str]:
+    """Environment in which nbgrader finds its own programs and our configuration."""
+    paths = [str(Path(__file__).parent), os.environ.get("JUPYTER_CONFIG_PATH", "")]
+    return os.environ | {
+        "JUPYTER_CONFIG_PATH": os.pathsep.join(filter(None, paths)),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+    }
+
+
 @contextmanager
 def opened(database: Path):
     """nbgrader's Gradebook on this file, created when missing."""
     from nbgrader.api import Gradebook
+    from sqlalchemy.exc import SAWarning
 
     database.parent.mkdir(parents=True, exist_ok=True)
-    with Gradebook(f"sqlite:///{database}", "policy_gradients") as book:
+    if not database.exists():
+        _create(database)
+    with warnings.catch_warnings(), Gradebook(f"sqlite:///{database}", COURSE) as book:
+        # nbgrader's own queries draw warnings about sessions from newer SQLAlchemy.
+        warnings.simplefilter("ignore", SAWarning)
         yield book
+
+
+def _create(database: Path):
+    """An empty gradebook, complete or not at all. nbgrader calls alembic to make one."""
+    from nbgrader.api import Gradebook
+
+    unfinished = database.with_name(f".{database.name}.new")
+    unfinished.unlink(missing_ok=True)
+    before = os.environ.get("PATH", "")
+    os.environ["PATH"] = nbgrader_environment()["PATH"]
+    try:
+        Gradebook(f"sqlite:///{unfinished}", COURSE).close()
+    finally:
+        os.environ["PATH"] = before
+    os.replace(unfinished, database)
 
 
 def prepare(book, release: Release):
@@ -84,7 +117,7 @@ def record(book, release: Release, student: str, points: dict[str, float], unans
     """Enter one student's automatic points.
 
     points : grade id -> points. unanswered : grade ids of written answers left as released; they
-    get 0, the other written answers wait for a grader.
+    get 0; the other written answers with points wait for a grader.
     """
     book.update_or_create_student(student)
     book.update_or_create_submission(release.name, student)
@@ -98,7 +131,8 @@ def record(book, release: Release, student: str, points: dict[str, float], unans
         )
     for manual in release.manual:
         grade = book.find_grade(manual.grade_id, release.name, release.name, student)
-        grade.auto_score = 0.0 if manual.grade_id in unanswered else None
+        settled = manual.points == 0 or manual.grade_id in unanswered
+        grade.auto_score = 0.0 if settled else None
         grade.needs_manual_grade = grade.auto_score is None and grade.manual_score is None
     book.db.commit()
 

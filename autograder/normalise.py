@@ -14,7 +14,6 @@ from autograder.checks import import_refusal
 from autograder.imports import forbidden_imports
 from autograder.notebooks import (
     Cell,
-    Manual,
     Question,
     Release,
     UnreadableError,
@@ -87,18 +86,17 @@ def normalise(release: Release, data: bytes | None) -> Submission:
         if index in chosen and chosen[index].key:
             steps.append(Step(chosen[index].key, without_magics(cell.source)))
         elif index in helpers:
-            steps.append(Step(f"cell {index + 1}", helpers[index]))
+            steps.append(Step(f"cell at position {index + 1}", helpers[index]))
     notes += _checks(release, cells)
-    texts = {
-        m.grade_id: t for m in release.manual if (t := _written(release, m, cells)) is not None
-    }
+    texts = {i: t for i in release.written if (t := _written(release.cells[i], cells)) is not None}
     notebook = _assemble(release, cells, answers, helpers, texts)
     notes = list(dict.fromkeys(notes))
-    return Submission(tuple(steps), answers, tuple(notes), frozenset(texts), notebook)
+    written = frozenset(release.cells[index].grade_id for index in texts)
+    return Submission(tuple(steps), answers, tuple(notes), written, notebook)
 
 
 def _nothing(release: Release, note: str) -> Submission:
-    answers = {q.id: Answer(problem=note) for q in release.questions}
+    answers = {q.id: Answer(problem="There was nothing to run.") for q in release.questions}
     return Submission((), answers, (note,), frozenset(), copy.deepcopy(release.notebook))
 
 
@@ -125,7 +123,6 @@ def _find(release: Release, question: Question, cells: list[Cell], notes: list[s
     edited = [i for i in copies if not _same(cells[i].source, given.source)]
     if not copies:
         problem = f"The cell for {name} is missing: it was deleted, or its function renamed."
-        notes.append(problem)
         return Answer(problem=problem)
     if not edited:
         return Answer(cell=copies[-1], problem="This question was not answered.", untouched=True)
@@ -159,18 +156,15 @@ def _runnable(question: Question, cell: Cell, index: int, notes: list[str]) -> A
         where = f" in line {error.lineno}" if getattr(error, "lineno", None) else ""
         text = getattr(error, "msg", None) or str(error)
         problem = f"The cell for {name} has a syntax error{where}: {text}."
-        notes.append(problem)
         return Answer(cell=index, problem=problem)
     if refused := forbidden_imports(source):
-        problem = import_refusal(refused)
-        notes.append(f"The cell for {name} was not run: {problem}")
+        problem = f"The cell for {name} was not run. {import_refusal(refused)}"
         return Answer(cell=index, problem=problem)
     function = name
     if not defines(source, name):
         functions = [s.name for s in body if isinstance(s, ast.FunctionDef)]
         if len(functions) != 1:
             problem = f"The cell for {name} does not define a function of that name."
-            notes.append(problem)
             return Answer(cell=index, problem=problem)
         function = functions[0]
         notes.append(f"The function for {name} was called {function}; it was graded all the same.")
@@ -194,9 +188,8 @@ def _helpers(release: Release, cells: list[Cell], answers: set[int], notes) -> d
             # One of our own cells, edited: keep what others may build on, not what it runs.
             source = "\n".join(ast.unparse(s) for s in statements(source) if _definition(s))
         elif refused := forbidden_imports(source):
-            notes.append(
-                f"Your own cell at position {index + 1} was not run: {import_refusal(refused)}"
-            )
+            names = ", ".join(refused)
+            notes.append(f"Your own cell at position {index + 1} uses {names}; it was left out.")
             continue
         if source.strip():
             helpers[index] = source
@@ -242,9 +235,8 @@ def _assemble(release, cells, answers, helpers, texts) -> dict:
         index = answers[question.id].cell
         if index is not None:
             notebook["cells"][question.answer]["source"] = cells[index].source
-    for manual in release.manual:
-        if manual.grade_id in texts:
-            notebook["cells"][manual.index]["source"] = texts[manual.grade_id]
+    for index, text in texts.items():
+        notebook["cells"][index]["source"] = text
     # Helpers go in front of the answer that follows them in the submission, else to the end.
     place = {a.cell: q.answer for q in release.questions if (a := answers[q.id]).cell is not None}
     additions: dict[int, list[dict]] = {}
@@ -269,9 +261,8 @@ def _assemble(release, cells, answers, helpers, texts) -> dict:
     return notebook
 
 
-def _written(release: Release, manual: Manual, cells: list[Cell]) -> str | None:
+def _written(ours: Cell, cells: list[Cell]) -> str | None:
     """The text of a written answer, None when it is missing or as released."""
-    ours = release.cells[manual.index]
     for cell in reversed(cells):
         found = cell.grade_id == ours.grade_id or (ours.cell_id and cell.cell_id == ours.cell_id)
         if found and not _same(cell.source, ours.source):

@@ -63,7 +63,11 @@ class Manual:
 
 @dataclass(frozen=True)
 class Release:
-    """A released homework: its notebook, its questions, and the imports that answers may use."""
+    """A released homework.
+
+    questions : judged by us. manual : written answers with points, graded by hand.
+    written : indices of all cells that hold a written answer, with points or without.
+    """
 
     name: str
     path: Path
@@ -71,6 +75,7 @@ class Release:
     cells: tuple[Cell, ...] = field(repr=False)
     questions: tuple[Question, ...]
     manual: tuple[Manual, ...]
+    written: tuple[int, ...]
 
     @cached_property
     def prelude(self) -> str:
@@ -135,7 +140,13 @@ def load_release(path: Path) -> Release:
             manual.append(Manual(meta["grade_id"], float(meta["points"]), index))
         elif meta.get("grade"):
             questions.append(_question(path, notebook, cells, index))
-    return Release(path.stem, path, notebook, cells, tuple(questions), tuple(manual))
+    answers = {question.answer for question in questions}
+    written = tuple(
+        index
+        for index, raw in enumerate(notebook["cells"])
+        if raw["metadata"].get("nbgrader", {}).get("solution") and index not in answers
+    )
+    return Release(path.stem, path, notebook, cells, tuple(questions), tuple(manual), written)
 
 
 def _question(path, notebook, cells, index) -> Question:

@@ -133,7 +133,7 @@ class Sandbox:
             except (OSError, ValueError) as error:
                 self.close()
                 raise WorkerError(f"the process that runs answers ended: {error}") from error
-        return self._read(reply, function)
+        return self._read(reply)
 
     def _ask(self, line):
         if self._process is None:
@@ -166,7 +166,7 @@ class Sandbox:
             start_new_session=True,
         )
 
-    def _read(self, reply, function) -> Run:
+    def _read(self, reply) -> Run:
         """Make sense of a reply whose events a learner's process wrote."""
         errors, running, found, called, stopped, outcomes = {}, "", None, False, "", None
         for line in reply["events"]:
@@ -186,12 +186,12 @@ class Sandbox:
             elif kind == "function":
                 found, called = event.get("found") is True, event.get("callable") is True
             elif kind == "stopped":
-                stopped = str(event.get("error"))[:400]
+                stopped = f"stopped with {event.get('error')}"[:400]
             elif kind == "outcomes":
                 try:
                     outcomes = read_outcomes(event.get("outcomes"))
                 except wire.WireError as error:
-                    stopped = f"what it returned cannot be read: {error}"
+                    stopped = f"returned something that cannot be read: {error}"
         ending = reply["ending"]
         if ending in ("cpu", "wall"):
             seconds = getattr(self.limits, f"{ending}_seconds")
@@ -204,9 +204,9 @@ class Sandbox:
         if outcomes is not None:
             return Run(outcomes, errors=errors)
         if found is False:
-            return Run(None, f"{function} is not defined after running the cell", errors=errors)
+            return Run(None, "is not defined after its cell has run", errors=errors)
         if not called and found:
-            return Run(None, f"{function} is not a function", errors=errors)
+            return Run(None, "is not a function", errors=errors)
         return Run(None, stopped or "ended the Python process", errors=errors)
 
 

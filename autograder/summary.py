@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+from autograder.grade import remarks
 from autograder.sandbox import ISOLATION
 
 
@@ -33,9 +34,8 @@ def summary(release, results, output: Path) -> str:
             )
             continue
         points = sum(m.points for m in result.marks)
-        failing = [m for m in result.marks if m.status in ("wrong", "not run")]
-        causes = " ".join(f"{m.id.split('/')[1]}: {m.cause}" for m in failing)
-        text = " ".join(dict.fromkeys([*result.notes, *([causes] if not _said(result) else [])]))
+        wrong = [f"{m.id.split('/')[1]}: {m.cause}" for m in result.marks if m.status == "wrong"]
+        text = " ".join([*remarks(result), *wrong])
         rows.append((result.student, f"{points:g}", text[:160] + ("…" if len(text) > 160 else "")))
     maximum = sum(q.points for q in release.questions)
     lines = [
@@ -56,8 +56,3 @@ def summary(release, results, output: Path) -> str:
         ISOLATION,
     ]
     return "\n".join(lines)
-
-
-def _said(result) -> bool:
-    """Whether the notes already explain every question that could not be run."""
-    return result.submission is not None and not result.submission.steps
