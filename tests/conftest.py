@@ -18,7 +18,7 @@ def missing(what: str, how: str) -> None:
     pytest.skip(message)
 
 
-@pytest.fixture(name="missing")
+@pytest.fixture(name="missing", scope="session")
 def missing_fixture():
     """The function above, for test files, which cannot import from here."""
     return missing
