@@ -18,6 +18,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MultipleLocator
 
 from lectures.widgets.base import STILL_WIDTH, InvalidValueError, LectureWidget, fixed, module
+from policy_gradients.algorithms import ALGORITHMS
 from policy_gradients.surrogates import ppo_clip
 
 RATIO_MAX = 2.0  # right end of the ρ axis, as in clip_region.js
@@ -34,10 +35,15 @@ class Method(NamedTuple):
     source: str
 
 
+def _method(key: str, label: str, source: str) -> Method:
+    knobs = ALGORITHMS[key].knobs
+    return Method(label, knobs["eps_low"], knobs["eps_high"], source)
+
+
 METHODS = {
-    "ppo": Method("PPO", 0.2, 0.2, "ε = 0.2: Schulman et al. 2017, section 6.1."),
-    "grpo": Method("GRPO", 0.2, 0.2, "Shao et al. 2024 print no ε; 0.2 is PPO's."),
-    "dapo": Method("DAPO", 0.2, 0.28, "ε = 0.2 and 0.28: Yu et al. 2025, section 4.1."),
+    "ppo": _method("ppo", "PPO", "ε = 0.2: Schulman et al. 2017, section 6.1."),
+    "grpo": _method("grpo", "GRPO", "Shao et al. 2024 print no ε; 0.2 is PPO's."),
+    "dapo": _method("dapo", "DAPO", "ε = 0.2 and 0.28: Yu et al. 2025, section 4.1."),
 }
 
 

@@ -135,6 +135,12 @@ def test_what_the_browser_sends_is_taken_as_it_is():
     assert (clip.method, clip.eps_low, clip.eps_high, clip.advantage) == ("dapo", 0.25, 0.31, -2.0)
 
 
+def test_the_notes_under_the_controls_print_the_epsilons_in_use():
+    for method in METHODS.values():
+        printed = {float(number) for number in re.findall(r"\b0\.\d+", method.source)}
+        assert printed == {method.eps_low, method.eps_high}
+
+
 def test_default_tokens_are_seeded_and_fill_all_six_regions():
     assert default_tokens() == default_tokens()
     assert default_tokens() != default_tokens(seed=1)

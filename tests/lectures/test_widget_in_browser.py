@@ -30,7 +30,10 @@ def chromium(missing):
     )
     if path is None:
         missing("chromium", "apt install chromium, or put a browser's path into CHROMIUM")
-    sync_api = pytest.importorskip("playwright.sync_api")
+    try:
+        from playwright import sync_api
+    except ImportError:
+        missing("playwright", "pip install playwright")
     sync_api.expect.set_options(timeout=PATIENCE)
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
@@ -41,7 +44,7 @@ def chromium(missing):
 @pytest.fixture
 def page(chromium):
     """A page that fails its test on any error it reports."""
-    page = chromium.new_page(viewport={"width": 1280, "height": 1500})
+    page = chromium.new_page(viewport={"width": 1280, "height": 1000})
     page.set_default_timeout(PATIENCE)
     errors = []
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -296,6 +299,7 @@ def test_sliders_in_jupyterlab_move_the_picture_and_the_kernel(lab, page):
         "jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })"
     )
     expect(widget).to_have_class("widget dark")
+    expect(page.locator("#jupyterlab-splash")).to_have_count(0)
     page.screenshot(path=ARTIFACTS / "clip_region_in_jupyterlab_dark.png")
 
 
