@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from policy_gradients.advantages import optimal_baseline
 from toy_models.policies import Policy, TabularPolicy, as_generator, check_prompts
 from toy_models.sorting import all_sequences
 
@@ -76,6 +77,8 @@ def all_rewards(policy: Policy, prompts: Tensor, reward: Reward) -> Tensor:
     prompts, responses = check_prompts(prompts), responses_of(policy)
     rewards = reward(prompts[:, None], responses)
     expected = (len(prompts), len(responses))
+    if isinstance(rewards, Tensor) and rewards.shape == expected[1:]:  # it ignores the prompt
+        rewards = rewards.expand(expected)
     if not isinstance(rewards, Tensor) or tuple(rewards.shape) != expected:
         got = tuple(rewards.shape) if isinstance(rewards, Tensor) else type(rewards).__name__
         raise ValueError(
@@ -224,6 +227,7 @@ def gradient_moments(
     *,
     group: int = 1,
     token_weights: Tensor | None = None,
+    behaviour: Policy | None = None,
 ) -> Moments:
     """Exact moments of the estimate (1/G) sum_i A_i s_i from one group per prompt.
 
@@ -234,15 +238,17 @@ def gradient_moments(
                     1/|y| gives the per-sequence mean, a detached ratio an importance weight, a
                     perfect critic's advantage (with A = 1) an actor-critic. Rows follow
                     `responses_of(policy)`.
+    behaviour     : the policy that samples, default `policy` itself; the scores stay those of
+                    `policy` (put the importance weights into token_weights)
     returns       : `Moments`; with several prompts, of the mean of the independent per-prompt
                     estimates (so the trace falls with their number)
 
     How: given how many of the G responses fall on each reward level, the weights are known and
     the responses are independent draws within their levels. So for counts c with multinomial
-    probability P(c), level means m and second moments M of the token scores,
+    probability P(c), and the token scores' means m and covariances S within each level,
 
-        E[g | c]     = (1/G)   sum_i sum_t a_it m_t(level_i)                =: mu_c
-        E[|g|^2 | c] = |mu_c|^2 + (1/G^2) sum_i (a_i' M(level_i) a_i - |sum_t a_it m_t(level_i)|^2)
+        E[g | c]     = (1/G) sum_i sum_t a_it m_t(level_i)                  =: mu_c
+        E[|g|^2 | c] = |mu_c|^2 + (1/G^2) sum_i sum_ts a_it S_ts(level_i) a_is
 
     and the trace is sum_c P(c) E[|g|^2 | c] - |sum_c P(c) mu_c|^2. Exact for every estimator that
     treats the responses of a group alike and the groups apart; another one raises ValueError.
@@ -251,7 +257,7 @@ def gradient_moments(
     prompts = check_prompts(prompts)
     weights = _prompt_token_weights(token_weights, policy, prompts)
     parts = [
-        _group_moments(policy, prompt, reward, estimator, group, weight)
+        _group_moments(policy, behaviour or policy, prompt, reward, estimator, group, weight)
         for prompt, weight in zip(prompts, weights, strict=True)
     ]
     mean = torch.stack([part[0] for part in parts]).mean(0)
@@ -291,10 +297,10 @@ def _weighted_token_scores(policy, prompt, token_weights) -> Tensor:
     return tokens * token_weights.detach().double()[..., None]
 
 
-def _group_moments(policy, prompt, reward, estimator, group, token_weights):
+def _group_moments(policy, behaviour, prompt, reward, estimator, group, token_weights):
     """(mean, trace, p_zero) of one prompt's estimate."""
     with torch.no_grad():
-        probs = response_log_probs(policy, prompt)[0].double().exp()
+        probs = response_log_probs(behaviour, prompt)[0].double().exp()
         rewards = all_rewards(policy, prompt, reward)[0].double()
     tokens = _weighted_token_scores(policy, prompt, token_weights)  # (N, time, D)
     levels, level_of = rewards.unique(return_inverse=True)  # (K,), (N,)
@@ -303,17 +309,24 @@ def _group_moments(policy, prompt, reward, estimator, group, token_weights):
     share = members / mass.clamp_min(torch.finfo(torch.float64).tiny)  # (N, K), P(y | level)
     first = torch.einsum("nk,ntd->ktd", share, tokens)
     second = torch.einsum("nk,ntd,nsd->kts", share, tokens, tokens)
+    spread = second - torch.einsum("ktd,ksd->kts", first, first)  # covariance within a level
 
     rows, p = _multisets(mass, group)  # (n, group), (n,)
     weights = _group_weights(estimator, levels[rows], rows, tokens.shape[1])  # (n, group, time)
-    means = torch.einsum("ngt,ngtd->ngd", weights, first[rows])
-    squares = torch.einsum("ngt,ngts,ngs->ng", weights, second[rows], weights)
-    given = means.sum(1) / group  # E[g | counts], (n, D)
-    spread = (squares - means.square().sum(-1)).sum(1) / group**2
+    counts = torch.nn.functional.one_hot(rows, len(levels)).sum(1).double()  # (n, K)
+    of_level = _sum_by_kind(weights, rows, len(levels)) / counts.clamp_min(1)[..., None]
+    given = torch.einsum("nk,nkt,ktd->nd", counts, of_level, first) / group  # E[g | counts]
+    noise = torch.einsum("nk,nkt,kts,nks->n", counts, of_level, spread, of_level) / group**2
     mean = p @ given
-    trace = float(p @ (given.square().sum(-1) + spread) - mean @ mean)
+    trace = float(p @ (given.square().sum(-1) + noise) - mean @ mean)
     silent = _is_zero(weights, levels).flatten(1).all(1)
     return mean, trace, float(p[silent].sum())
+
+
+def _sum_by_kind(weights: Tensor, rows: Tensor, kinds: int) -> Tensor:
+    """(n, group, time) -> (n, kinds, time): the weights that each kind carries in each group."""
+    totals = weights.new_zeros(len(rows), kinds, weights.shape[2])
+    return totals.scatter_add_(1, rows[..., None].expand_as(weights), weights)
 
 
 def _is_zero(weights: Tensor, levels: Tensor) -> Tensor:
@@ -335,7 +348,12 @@ def _multisets(mass: Tensor, group: int) -> tuple[Tensor, Tensor]:
             f"group={group} with {len(mass)} kinds has {count} cases, more than {_MAX_GROUPS}; "
             "use a smaller group or sample_estimates"
         )
-    rows = torch.combinations(torch.arange(len(mass)), group, with_replacement=True)
+    rows = torch.arange(len(mass))[:, None]
+    for _ in range(group - 1):  # extend every row by each kind from its last one upwards
+        room = len(mass) - rows[:, -1]
+        starts = (room.cumsum(0) - room).repeat_interleave(room)
+        last = torch.arange(len(starts)) - starts + rows[:, -1].repeat_interleave(room)
+        rows = torch.cat([rows.repeat_interleave(room, 0), last[:, None]], 1)
     counts = torch.nn.functional.one_hot(rows, len(mass)).sum(1).double()  # (n, K)
     orders = torch.lgamma(torch.tensor(group + 1.0, dtype=torch.float64))
     orders = orders - torch.lgamma(counts + 1).sum(1)
@@ -398,9 +416,7 @@ def estimate_distribution(
     tokens = _weighted_token_scores(policy, prompt, weight)
     rows, p = _multisets(probs, group)
     weights = _group_weights(estimator, rewards[rows], rows, tokens.shape[1])
-    totals = tokens.new_zeros(len(rows), *tokens.shape[:2])  # weight each response's tokens carry
-    index = rows[..., None].expand_as(weights)
-    totals.scatter_add_(1, index, weights)
+    totals = _sum_by_kind(weights, rows, len(tokens))
     return p, torch.einsum("nrt,rtd->nd", totals, tokens) / group
 
 
@@ -420,10 +436,7 @@ def sample_estimates(
     statistics work too (then the rows are one batch, and not independent). Lecture 01.
     """
     prompt = _one_prompt(prompt)
-    table = scores(policy, prompt)
-    with torch.no_grad():
-        probs = response_log_probs(policy, prompt)[0].exp()
-        rewards = all_rewards(policy, prompt, reward)[0]
+    probs, rewards, table = _weighted_scores(policy, prompt, reward)
     drawn = torch.multinomial(
         probs, count * group, replacement=True, generator=as_generator(seed)
     ).unflatten(0, (count, group))
@@ -437,7 +450,8 @@ def variance_trace(policy: Policy, prompt: Tensor, reward: Reward, baseline) -> 
     baseline : a number or a tensor (...) of them
     returns  : (...), E[(R - b)^2 |s|^2] - |grad J|^2: a parabola in b
     """
-    probs, rewards, squares = _reward_and_score_sizes(policy, prompt, reward)
+    probs, rewards, table = _weighted_scores(policy, prompt, reward)
+    squares = table.square().sum(-1)
     b = torch.as_tensor(baseline, dtype=probs.dtype)
     noise = (probs * (rewards - b[..., None]).square() * squares).sum(-1)
     return noise - exact_gradient(policy, prompt, reward).square().sum()
@@ -448,16 +462,17 @@ def exact_optimal_baseline(policy: Policy, prompt: Tensor, reward: Reward) -> Te
 
     (`policy_gradients.advantages.optimal_baseline` estimates it from samples.)
     """
-    probs, rewards, squares = _reward_and_score_sizes(policy, prompt, reward)
-    return (probs * squares * rewards).sum() / (probs * squares).sum()
+    probs, rewards, table = _weighted_scores(policy, prompt, reward)
+    return optimal_baseline(rewards, probs.sqrt()[:, None] * table)
 
 
-def _reward_and_score_sizes(policy, prompt, reward) -> tuple[Tensor, Tensor, Tensor]:
+def _weighted_scores(policy, prompt, reward) -> tuple[Tensor, Tensor, Tensor]:
+    """(probabilities, rewards, scores) of every response to one prompt."""
     prompt = _one_prompt(prompt)
     with torch.no_grad():
         probs = response_log_probs(policy, prompt)[0].exp()
         rewards = all_rewards(policy, prompt, reward)[0]
-    return probs, rewards, scores(policy, prompt).square().sum(-1)
+    return probs, rewards, scores(policy, prompt)
 
 
 # --- contrast within a group --------------------------------------------------------------------
