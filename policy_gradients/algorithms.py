@@ -31,9 +31,14 @@ def _positional(function: Callable) -> list[str]:
     return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
-def _keywords(function: Callable) -> set[str]:
+def _keywords(function: Callable) -> dict[str, object]:
     parameters = inspect.signature(function).parameters.values()
-    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _name(function: Callable) -> str:
+    """Also of a functools.partial, which a variant of a row may well hold."""
+    return getattr(getattr(function, "func", function), "__name__", repr(function))
 
 
 def _clean(name: str, x: Tensor, logp: Tensor, valid: Tensor) -> Tensor:
@@ -44,7 +49,7 @@ def _clean(name: str, x: Tensor, logp: Tensor, valid: Tensor) -> Tensor:
     return torch.where(valid, x, 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """What a loss may need. Tensors are (batch, time) unless said; padding may hold anything.
 
@@ -53,9 +58,9 @@ class Batch:
     """
 
     logp: Tensor  # log-probabilities under the policy being trained, nats
+    logp_old: Tensor | None  # log-probabilities at sampling time, nats
     advantages: Tensor  # (batch, 1) or (batch, time)
     mask: Tensor  # 1 on response tokens
-    logp_old: Tensor | None = None  # log-probabilities at sampling time, nats
     logp_ref: Tensor | None = None  # under the reference policy, for a KL term in the loss
     values: Tensor | None = None  # critic: V now, in the unit of the rewards
     values_old: Tensor | None = None  # critic: V at sampling time
@@ -65,7 +70,7 @@ class Batch:
     length: int | None = None  # constant of mean_fixed_length, for example the token budget
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Algorithm:
     """One row of the table. `dataclasses.replace(row, kl_coefficient=0.0)` makes a variant."""
 
@@ -93,17 +98,18 @@ class Algorithm:
                 f"say where it acts: 'loss' or 'reward'"
             )
         fields = set(Batch.__dataclass_fields__)
-        unknown = (set(_positional(self.surrogate)) | _keywords(self.aggregate)) - fields
+        unknown = {*_positional(self.surrogate), *_keywords(self.aggregate)} - fields
         if unknown:
             raise ValueError(
-                f"{self.name}: {self.surrogate.__name__} and {self.aggregate.__name__} ask for "
-                f"{sorted(unknown)}, but a Batch has only {sorted(fields)}"
+                f"{self.name}: {_name(self.surrogate)} or {_name(self.aggregate)} asks for "
+                f"{sorted(unknown)}, but a Batch has {sorted(fields)}"
             )
-        unknown = set(self.knobs) - _keywords(self.surrogate)
-        if unknown:
+        takes = _keywords(self.surrogate)
+        required = {name for name, default in takes.items() if default is inspect.Parameter.empty}
+        if set(self.knobs) - set(takes) or required - set(self.knobs):
             raise ValueError(
-                f"{self.name}: {self.surrogate.__name__} has no {sorted(unknown)}; "
-                f"it takes {sorted(_keywords(self.surrogate))}"
+                f"{self.name}: {_name(self.surrogate)} takes the knobs {sorted(takes)} and needs "
+                f"{sorted(required)}, got {dict(self.knobs)}"
             )
         object.__setattr__(self, "knobs", MappingProxyType(dict(self.knobs)))
 
@@ -131,17 +137,18 @@ class Algorithm:
     def zero_advantage_is_silent(self) -> bool:
         """A response with advantage 0 has no gradient, so it may be dropped before the forward.
 
-        Not with a KL term in the loss and not with a critic; the denominators stay those of
-        the whole step either way.
+        Not with a KL or a critic's term in the loss; the denominators stay those of the whole
+        step either way.
         """
-        return not self.needs_critic and not (self.kl == "loss" and self.kl_coefficient > 0)
+        return self.value_coefficient == 0 and not self._kl_in_loss
 
     def sequence_rewards(
         self, scores: Tensor, logp: Tensor, logp_ref: Tensor | None, mask: Tensor
     ) -> Tensor:
-        """What the advantages of a critic-free row are computed from: score − β Σ_t k1_t.
+        """What the advantages of a critic-free row are computed from: score − β Σ_t k_t.
 
         The penalty is there only where this row puts its KL into the reward; it is detached.
+        k is the row's estimator; only k1 gives the right gradient here (Lecture 05).
         For a critic use `advantages.shape_rewards_with_kl` with beta = row.kl_coefficient.
 
         Args:
@@ -162,8 +169,8 @@ class Algorithm:
             raise ValueError(f"{self._missing('logp_ref')}, for its KL in the reward")
         _checks.floats("(batch,)", scores=scores)
         valid = _checks.as_mask("mask", mask, logp=logp)
-        log_ratio = torch.where(valid, k1(logp, logp_ref), 0.0).sum(1)
-        return (scores - self.kl_coefficient * log_ratio).detach()
+        kl = torch.where(valid, self.kl_estimator(logp, logp_ref), 0.0).sum(1)
+        return (scores - self.kl_coefficient * kl).detach()
 
     def loss(self, batch: Batch) -> Tensor:
         """The row's loss, to be minimised: surrogate + β·KL + critic, averaged.
@@ -179,21 +186,21 @@ class Algorithm:
         """
         _checks.floats("(batch, time)", logp=batch.logp)
         valid = _checks.as_mask("mask", batch.mask, logp=batch.logp)
-        tensor = {"mask": valid}
+        cleaned = {"mask": valid}
 
         def get(name: str) -> Tensor:
-            if name not in tensor:
+            if name not in cleaned:
                 if getattr(batch, name) is None:
                     raise ValueError(self._missing(name))
-                tensor[name] = _clean(name, getattr(batch, name), batch.logp, valid)
-            return tensor[name]
+                cleaned[name] = _clean(name, getattr(batch, name), batch.logp, valid)
+            return cleaned[name]
 
         per_token = self.surrogate(*map(get, _positional(self.surrogate)), **self.knobs)
-        if self.kl == "loss" and self.kl_coefficient > 0:
+        if self._kl_in_loss:
             per_token = per_token + self.kl_coefficient * self.kl_estimator(
                 get("logp"), get("logp_ref").detach()
             )
-        if self.needs_critic:
+        if self.value_coefficient > 0:
             values_old = get("values_old") if self.value_clip is not None else None
             critic = value_loss(get("values"), values_old, get("returns"), clip=self.value_clip)
             per_token = per_token + self.value_coefficient * critic
@@ -201,6 +208,10 @@ class Algorithm:
         if "length" in counts and counts["length"] is None:
             raise ValueError(self._missing("length"))
         return self.aggregate(per_token, valid, **counts)
+
+    @property
+    def _kl_in_loss(self) -> bool:
+        return self.kl == "loss" and self.kl_coefficient > 0
 
     def _missing(self, name: str) -> str:
         return f"{self.name} needs {name}, which is None"
@@ -223,7 +234,7 @@ _ROWS = (
         surrogate=surrogates.reinforce,
         aggregate=aggregation.sum_per_sequence,
         kl="reward",
-        kl_coefficient=0.03,  # the paper's value for summarisation
+        kl_coefficient=0.05,  # the paper tunes it per task; this is a common trainer's default
         kl_estimator=k1,
     ),
     Algorithm(
@@ -235,9 +246,9 @@ _ROWS = (
         knobs={"eps_low": 0.2, "eps_high": 0.2},
         aggregate=aggregation.mean_per_token,
         kl="reward",
-        kl_coefficient=0.02,  # InstructGPT
+        kl_coefficient=0.02,  # InstructGPT, appendix C
         kl_estimator=k1,
-        value_coefficient=0.5,  # with the ½ of value_loss, as in the code published with the paper
+        value_coefficient=0.5,  # beside the ½ of value_loss, as in the code published with PPO
         value_clip=0.2,
     ),
     Algorithm(
@@ -249,7 +260,7 @@ _ROWS = (
         knobs={"eps_low": 0.2, "eps_high": 0.2},
         aggregate=aggregation.mean_per_sequence,
         kl="loss",
-        kl_coefficient=0.04,
+        kl_coefficient=0.04,  # section 4.2
     ),
     Algorithm(
         name="dr_grpo",
@@ -272,10 +283,12 @@ _ROWS = (
     Algorithm(
         name="cispo",
         title="Clipped importance-sampling weights",
-        paper="MiniMax 2025, arXiv 2506.13585; Khatri et al. 2025, arXiv 2510.13786",
+        paper="MiniMax 2025, arXiv 2506.13585",
         advantage=advantages.group_standardized,
         surrogate=surrogates.cispo,
-        knobs={"eps_low": 1.0, "eps_high": 4.0},  # no lower bound; largest weight 5
+        # no lower bound, as in the paper, which tuned eps_high and does not print its value;
+        # .28 is borrowed from DAPO's clip-higher
+        knobs={"eps_low": 1.0, "eps_high": 0.28},
         aggregate=aggregation.mean_per_token,
     ),
     Algorithm(
@@ -309,7 +322,7 @@ _ROWS = (
 
 
 class _Table(dict):
-    """name → row; an unknown name is answered with the known ones."""
+    """name → row. An unknown name is answered with the known ones."""
 
     def __missing__(self, name):
         raise KeyError(f"unknown algorithm {name!r}; the table has {', '.join(self)}")
@@ -339,7 +352,7 @@ def algorithm_table(algorithms: Mapping[str, Algorithm] = ALGORITHMS) -> str:
     lines = [head, "|" + "---|" * 8]
     for row in algorithms.values():
         knobs = ", ".join(f"{name}={value:g}" for name, value in row.knobs.items())
-        kl = f"{row.kl_estimator.__name__} in the {row.kl}, β={row.kl_coefficient:g}"
+        kl = f"{_name(row.kl_estimator)} in the {row.kl}, β={row.kl_coefficient:g}"
         needs = {
             "critic": row.needs_critic,
             "group": row.needs_group,
@@ -348,9 +361,9 @@ def algorithm_table(algorithms: Mapping[str, Algorithm] = ALGORITHMS) -> str:
         }
         cells = (
             f"`{row.name}`",
-            f"`{row.advantage.__name__}`" if row.advantage else "`gae`",
-            f"`{row.surrogate.__name__}`" + (f" ({knobs})" if knobs else ""),
-            f"`{row.aggregate.__name__}`",
+            f"`{_name(row.advantage)}`" if row.advantage else "`gae`",
+            f"`{_name(row.surrogate)}`" + (f" ({knobs})" if knobs else ""),
+            f"`{_name(row.aggregate)}`",
             kl if row.needs_reference else "none",
             "groups with contrast" if row.dynamic_sampling else "all",
             ", ".join(name for name, needed in needs.items() if needed) or "nothing",

@@ -78,7 +78,7 @@ def ppo_clip(
     above; dual_clip = c stops that by max(·, cA) [RC-9].
 
     Schulman et al. 2017 (arXiv 1707.06347), eq. 7; Yu et al. 2025 (DAPO, arXiv 2503.14476),
-    eq. 10; Ye et al. 2020 (dual clip, arXiv 1912.09729), eq. 5.
+    eq. 10; Ye et al. 2020 (dual clip, arXiv 1912.09729).
 
     Args:
         logp: (batch, time) log-probabilities under the policy being trained, nats.

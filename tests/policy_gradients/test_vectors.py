@@ -167,7 +167,7 @@ def _(name, i, expected):
     fraction = pg.clip_fraction(logp, i.logp_old, i.adv, i.mask, **knobs)
     if name == "dapo/loss":
         row = pg.ALGORITHMS["dapo"]
-        same_value_and_grad(row.loss(pg.Batch(logp, i.adv, i.mask, i.logp_old)), logp, expected)
+        same_value_and_grad(row.loss(pg.Batch(logp, i.logp_old, i.adv, i.mask)), logp, expected)
         return
     assert fraction.high + fraction.low == pytest.approx(expected["clip_frac_active"], abs=1e-12)
     if knobs["eps_low"] == knobs["eps_high"]:
@@ -200,7 +200,7 @@ def _(name, i, expected):
     same_value_and_grad(pg.mean_per_sequence(per_token, i.mask), logp, expected)
     same(pg.sequence_ratio(logp, i.logp_old, i.mask).squeeze(1), expected["seq_ratio"])
     row = dataclasses.replace(pg.ALGORITHMS["gspo"], knobs=knobs)
-    same_value_and_grad(row.loss(pg.Batch(logp, i.adv, i.mask, i.logp_old)), logp, expected)
+    same_value_and_grad(row.loss(pg.Batch(logp, i.logp_old, i.adv, i.mask)), logp, expected)
 
 
 @checks("cispo/*")
@@ -219,7 +219,7 @@ def _(name, i, expected):
     per_token = pg.sapo(logp, i.logp_old, i.adv, tau_pos=i.raw["tau_pos"], tau_neg=i.raw["tau_neg"])
     same_value_and_grad(pg.mean_per_sequence(per_token, i.mask), logp, expected)
     row = pg.ALGORITHMS["sapo"]
-    same_value_and_grad(row.loss(pg.Batch(logp, i.adv, i.mask, i.logp_old)), logp, expected)
+    same_value_and_grad(row.loss(pg.Batch(logp, i.logp_old, i.adv, i.mask)), logp, expected)
 
 
 @checks("grpo/full_k3")
@@ -227,19 +227,19 @@ def _(name, i, expected):
     logp = i.leaf("logp")
     row = dataclasses.replace(pg.ALGORITHMS["grpo"], kl_coefficient=i.raw["beta"])
     assert dict(row.knobs) == {"eps_low": i.raw["eps"], "eps_high": i.raw["eps"]}
-    batch = pg.Batch(logp, i.adv, i.mask, i.logp_old, logp_ref=i.logp_ref)
+    batch = pg.Batch(logp, i.logp_old, i.adv, i.mask, logp_ref=i.logp_ref)
     same_value_and_grad(row.loss(batch), logp, expected)
 
 
 @checks("dapo/microbatch_trap")
 def _(name, i, expected):
     row = pg.ALGORITHMS["dapo"]
-    batch = pg.Batch(i.logp, i.adv, i.mask, i.logp_old)
+    batch = pg.Batch(i.logp, i.logp_old, i.adv, i.mask)
     same(row.loss(batch), expected["full_batch"])
     tokens = int(i.valid.sum())
     right, trap = 0.0, 0.0
     for rows in i.raw["micro_batches"]:
-        part = pg.Batch(i.logp[rows], i.adv[rows], i.mask[rows], i.logp_old[rows])
+        part = pg.Batch(i.logp[rows], i.logp_old[rows], i.adv[rows], i.mask[rows])
         trap = trap + row.loss(part) / len(i.raw["micro_batches"])
         right = right + row.loss(dataclasses.replace(part, tokens=tokens))
     same(right, expected["full_batch"])
