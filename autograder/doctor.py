@@ -6,7 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from autograder.grade import Examiner, Found, checked_release
+from autograder.discover import Found
+from autograder.grade import Examiner, checked_release
 from autograder.gradebook import nbgrader_environment
 from autograder.notebooks import HomeworkError
 from autograder.questions import QUESTIONS

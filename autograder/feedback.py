@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from autograder.checks import LABELS
+from autograder.judge import percent
 from autograder.questions import find
 from autograder.questions.base import LECTURES
 
@@ -23,6 +24,11 @@ BADGES = {
     "unanswered": ("–", "not answered"),
     "not run": ("!", "could not be run"),
 }
+
+NOTHING = """<section class="card">None of the {} questions could be graded, because there was
+nothing to run. If this is a mistake, tell your instructor and hand in the notebook again: check
+before that it opens in JupyterLab, and that <code>python -m autograder check NOTEBOOK</code> finds
+your answers.</section>"""
 
 STYLE = """
 :root { color-scheme: light; }
@@ -71,7 +77,10 @@ def page(release, result, score, place: Path) -> str:
     score : from the gradebook, so points given by hand count. place : the folder the page will
     lie in; links to the lectures are relative to it.
     """
-    marks = "\n".join(_card(mark, place) for mark in result.marks)
+    if result.submission.steps:
+        cards = "\n".join(_card(mark, place) for mark in result.marks)
+    else:
+        cards = NOTHING.format(len(result.marks))
     title = homework_title(release.name)
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -87,7 +96,7 @@ def page(release, result, score, place: Path) -> str:
 <div class="total">{score.total:g} / {score.maximum:g}<small>points</small></div>
 </header>
 {_notes(result, score)}
-{marks}
+{cards}
 <footer>Your functions were called on inputs that you have not seen, with the checks of
 <code>check(...)</code> in the notebook. Half the points are given where every value is right and a
 later check is not (gradient, padding, inputs, very large or small numbers).</footer>
@@ -131,20 +140,18 @@ def _card(mark, place: Path) -> str:
 def _explanation(mark, place: Path) -> str:
     if mark.status == "right":
         return ""
-    details = mark.details or {}
+    details = mark.details
     rows = []
-    if failed := details.get("property"):
-        where = f", on the input “{_h(details['case'])}”" if details.get("case") else ""
+    if failed := details["property"]:
+        where = f", on the input “{_h(details['case'])}”" if details["case"] else ""
         rows.append(("First failing check", f"{_h(LABELS.get(failed, failed))}{where}"))
-    difference = details.get("difference")
-    if isinstance(difference, float) and difference not in (0.0, float("inf")):
-        rows.append(("Largest difference", f"{100 * difference:.3g} % of the largest entry"))
-    rows.append(("Likely cause" if details else "What happened", _h(mark.cause)))
-    if details.get("hint"):
+    difference = details["difference"]
+    if isinstance(difference, float) and 0 < difference < float("inf"):
+        rows.append(("Largest difference", f"{percent(difference)} of the largest entry"))
+    rows.append(("Likely cause" if mark.status == "wrong" else "What happened", _h(mark.cause)))
+    if details["hint"]:
         rows.append(("Hint", _h(details["hint"])))
-    rows.append(
-        ("Read again", lecture_link(details.get("lecture") or find(mark.id).lecture, place))
-    )
+    rows.append(("Read again", lecture_link(details["lecture"], place)))
     return "<dl>" + "".join(f"<dt>{term}</dt><dd>{text}</dd>" for term, text in rows) + "</dl>"
 
 

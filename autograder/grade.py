@@ -11,7 +11,6 @@ import io
 import json
 import os
 import queue
-import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -19,20 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autograder import feedback, gradebook
-from autograder.judge import assess, cases_for, redact
+from autograder.discover import Found, discover
+from autograder.judge import assess, cases_for, redact, refusal
 from autograder.normalise import Submission, normalise
 from autograder.notebooks import HomeworkError, Release, load_release
 from autograder.questions import QUESTIONS
 from autograder.sandbox import Cell, Limits, Run, Sandbox, encode_cases
-
-
-@dataclass(frozen=True)
-class Found:
-    """One learner's file, or the lack of one, and what was unusual about finding it."""
-
-    student: str
-    path: Path | None
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,8 +38,8 @@ class Mark:
     points: float
     max_points: float
     status: str
-    cause: str = ""
-    details: dict | None = None
+    cause: str
+    details: dict
 
 
 @dataclass(frozen=True)
@@ -61,64 +52,6 @@ class Result:
     unanswered: frozenset[str] = frozenset()
     submission: Submission | None = None
     error: str = ""
-
-
-def discover(folder: Path, homework: str) -> list[Found]:
-    """One entry per learner below `folder`, sorted by name.
-
-    Accepts folder/<student>/HW/HW.ipynb (nbgrader's), folder/<student>/HW.ipynb and
-    folder/<student>.ipynb, and file names such as "hw1 (1).ipynb".
-    """
-    found = []
-    for entry in sorted(folder.iterdir()):
-        if entry.name.startswith(".") or entry.is_symlink():
-            continue
-        if entry.is_dir():
-            found.append(_in_folder(entry, homework))
-        elif entry.suffix == ".ipynb":
-            notes = ()
-            if _order(entry.stem, homework) is not None:
-                notes = ("The file name does not say whose notebook this is.",)
-            found.append(Found(entry.stem, entry, notes))
-    return found
-
-
-def _in_folder(folder: Path, homework: str) -> Found:
-    places = [folder / homework, folder]
-    notebooks = [
-        p
-        for place in places
-        if place.is_dir()
-        for p in sorted(place.glob("*.ipynb"))
-        if p.is_file() and not p.is_symlink() and not p.name.startswith(".")
-    ]
-    named = [p for p in notebooks if _order(p.stem, homework) is not None]
-    others = [p for p in notebooks if not re.match(r"hw\d", p.stem, re.I)]
-    if not named and len(others) != 1:
-        note = f"{len(others)} notebooks, none called {homework}.ipynb: which one is meant?"
-        return Found(folder.name, None, (note,) if others else ())
-    if not named:
-        note = f"The notebook was called {others[0].name} instead of {homework}.ipynb."
-        return Found(folder.name, others[0], (note,))
-    # nbgrader's place before the flat one; in one place the highest number, "hw1 (2).ipynb".
-    first = min(named, key=lambda p: (p.parent == folder, -_order(p.stem, homework)))
-    notes = []
-    if first.stem != homework:
-        notes.append(f"The notebook was called {first.name} instead of {homework}.ipynb.")
-    if len(named) > 1:
-        rest = ", ".join(p.name for p in named if p != first)[:200]
-        notes.append(f"There were {len(named)} notebooks; {first.name} was graded, not {rest}.")
-    return Found(folder.name, first, tuple(notes))
-
-
-def _order(stem: str, homework: str) -> int | None:
-    """0 for HW or hwN, n for its n-th copy as browsers and JupyterLab name it, None for others."""
-    short = homework.split("_")[0]
-    pattern = rf"({re.escape(homework)}|{re.escape(short)})([ _-]*(\((\d+)\)|copy *(\d*)))?"
-    match = re.fullmatch(pattern, stem, re.I)
-    if match is None:
-        return None
-    return int(match[4] or match[5] or 1) if match[2] else 0
 
 
 def checked_release(path: Path) -> Release:
@@ -136,6 +69,18 @@ def checked_release(path: Path) -> Release:
     if not release.questions:
         raise HomeworkError(f"{path} has no graded cell")
     return release
+
+
+SLOW = "Look for a loop that never ends: a whole homework takes seconds."
+FRESH = "Restart the kernel and run all cells from the top: does the function still work?"
+
+
+def _as_mark(question, status: str, verdict) -> Mark:
+    cause = verdict.cause or ""
+    return Mark(
+        question.id, question.grade_id, verdict.points, verdict.max_points, status, cause,
+        verdict.details,
+    )  # fmt: skip
 
 
 class Examiner:
@@ -158,7 +103,7 @@ class Examiner:
         notes += [
             f"Your own {key} {problem}; it was left out."
             for key, problem in dropped.items()
-            if key.startswith("cell")
+            if key not in {answer.key for answer in submission.answers.values()}
         ]
         unanswered = frozenset(
             m.grade_id for m in self.release.manual if m.grade_id not in submission.written
@@ -168,34 +113,27 @@ class Examiner:
     def _mark(self, question, submission: Submission, dropped: dict[str, str]) -> Mark:
         answer = submission.answers[question.id]
 
-        def mark(points, status, cause="", details=None):
-            return Mark(
-                question.id,
-                question.grade_id,
-                float(points),
-                question.points,
-                status,
-                cause,
-                details,
-            )
+        def stopped(cause, hint, status="not run"):
+            return _as_mark(question, status, refusal(question.id, cause, hint=hint, prop="runs"))
 
         if answer.problem:
-            return mark(0, "unanswered" if answer.untouched else "not run", answer.problem)
+            status = "unanswered" if answer.untouched else "not run"
+            return stopped(answer.problem, answer.hint, status)
         while True:
             if answer.key in dropped:
-                return mark(0, "not run", f"The cell {dropped[answer.key]}.")
+                return stopped(f"The cell for {question.function} {dropped[answer.key]}.", SLOW)
             cells = [Cell(s.key, s.source) for s in submission.steps if s.key not in dropped]
             run = self.sandbox.run(cells, answer.key, answer.function, self.encoded[question.id])
             if not run.slow_cell:
                 break
             dropped[run.slow_cell] = run.problem  # and try again without it
         if run.outcomes is None:
-            return mark(0, "not run", _why(run, answer, question.function))
-        if len(run.outcomes) != len(self.cases[question.id]):
-            return mark(0, "not run", f"{question.function}: not every call was answered.")
-        verdict = assess(question.id, self.cases[question.id], run.outcomes)
-        status = "right" if verdict.passed else "wrong"
-        return mark(verdict.points, status, verdict.cause or "", verdict.details)
+            return stopped(_why(run, answer, question.function), SLOW if run.slow else FRESH)
+        cases = self.cases[question.id]
+        if len(run.outcomes) != len(cases):
+            return stopped(f"{question.function} did not answer every call.", FRESH)
+        verdict = assess(question.id, cases, run.outcomes)
+        return _as_mark(question, "right" if verdict.passed else "wrong", verdict)
 
     def close(self):
         """End the worker."""
@@ -239,11 +177,12 @@ def grade(
             results, rows = [], []
             with contextlib.closing(_examined(release, found, jobs, limits)) as examined:
                 for result in examined:
+                    result, row = _deliver(book, release, output, result)
                     results.append(result)
-                    rows.append(_deliver(book, release, output, result))
+                    rows.append(row)
                     if progress:
                         progress(len(results), len(found), result.student)
-        write_csv(output / "grades.csv", release, rows)
+        write_csv(output / "grades.csv", rows)
     return sorted(results, key=lambda r: r.student)
 
 
@@ -275,17 +214,25 @@ def _examined(release, found, jobs, limits):
         pool.shutdown()
 
 
-def _deliver(book, release: Release, output: Path, result: Result) -> dict:
+def _deliver(book, release: Release, output: Path, result: Result) -> tuple[Result, dict]:
     """Gradebook, graded notebook and feedback page of one result; its row of grades.csv."""
     row = {"student": result.student, "homework": release.name}
-    if result.error:
-        return row | {"note": f"NOT GRADED, an error of the autograder: {result.error}"}
+    if not result.error:
+        try:
+            return result, row | _delivered(book, release, output, result)
+        except Exception as error:  # ours: this learner is reported, the others go on
+            book.db.rollback()
+            result = Result(result.student, error=f"{type(error).__name__}: {error}")
+    return result, row | {"note": f"NOT GRADED, an error of the autograder: {result.error}"}
+
+
+def _delivered(book, release: Release, output: Path, result: Result) -> dict:
     points = {m.grade_id: m.points for m in result.marks}
     gradebook.record(book, release, result.student, points, result.unanswered)
     score = gradebook.score(book, release, result.student)
     write_atomically(
         output / "autograded" / result.student / release.name / f"{release.name}.ipynb",
-        json.dumps(with_verdicts(release, result), indent=1, ensure_ascii=False) + "\n",
+        json.dumps(with_verdicts(result), indent=1, ensure_ascii=False) + "\n",
     )
     page = output / "feedback" / result.student / f"{release.name}.html"
     write_atomically(page, feedback.page(release, result, score, page.parent))
@@ -293,8 +240,7 @@ def _deliver(book, release: Release, output: Path, result: Result) -> dict:
     if score.pending:
         notes.append(f"{score.pending} written answer(s) to be graded by hand.")
     return (
-        row
-        | {"total": f"{score.total:g}", "max": f"{score.maximum:g}"}
+        {"total": f"{score.total:g}", "max": f"{score.maximum:g}"}
         | {q.id: f"{score.by_cell[q.grade_id]:g}" for q in release.questions}
         | {m.grade_id: f"{score.by_cell[m.grade_id]:g}" for m in release.manual if m.points}
         | {"note": " ".join(notes)}
@@ -308,7 +254,7 @@ def remarks(result: Result) -> list[str]:
     return [*result.notes, *([] if nothing else stopped)]
 
 
-def with_verdicts(release: Release, result: Result) -> dict:
+def with_verdicts(result: Result) -> dict:
     """The normalised notebook with each verdict under its check cell, as formgrader shows it."""
     notebook = result.submission.notebook
     marks = {m.grade_id: m for m in result.marks}
@@ -323,8 +269,8 @@ def with_verdicts(release: Release, result: Result) -> dict:
     return notebook
 
 
-def write_csv(path: Path, release: Release, rows: list[dict]):
-    """Replace the rows of these students and this homework; keep all others. Atomic."""
+def write_csv(path: Path, rows: list[dict]):
+    """Replace the rows of these students and homeworks; keep all others. Atomic."""
     old = _read_csv(path)
     done = {(row["student"], row["homework"]) for row in rows}
     kept = [row for row in old if (row.get("student"), row.get("homework")) not in done]

@@ -8,9 +8,9 @@ here raises: every oddity ends in a note in plain words.
 
 import ast
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from autograder.checks import import_refusal
+from autograder.checks import IMPORT_HINT, import_refusal
 from autograder.imports import forbidden_imports
 from autograder.notebooks import (
     Cell,
@@ -30,16 +30,20 @@ class Answer:
     """One question's answer as found.
 
     cell : index in the submission; None when there is none.
+    found_by : the kind of match, where it was not the ordinary one.
     key : the key of its step in `Submission.steps`; "" when there is nothing to run.
     function : the name under which the function is found.
     problem : why there is nothing to run, in words; "" when there is something.
+    hint : what to do about it.
     untouched : the cell is as it was released.
     """
 
     cell: int | None = None
+    found_by: str = ""
     key: str = ""
     function: str = ""
     problem: str = ""
+    hint: str = ""
     untouched: bool = False
 
 
@@ -80,19 +84,26 @@ def normalise(release: Release, data: bytes | None) -> Submission:
     notes: list[str] = []
     answers = {q.id: _find(release, q, cells, notes) for q in release.questions}
     steps = [Step("imports", release.prelude)]
-    chosen = {a.cell: a for a in answers.values() if a.cell is not None}
-    helpers = _helpers(release, cells, set(chosen), notes)
+    found = {a.cell for a in answers.values() if a.cell is not None}
+    runnable = {a.cell for a in answers.values() if a.key}
+    helpers = _helpers(release, cells, found, notes)
     for index, cell in enumerate(cells):
-        if index in chosen and chosen[index].key:
-            steps.append(Step(chosen[index].key, without_magics(cell.source)))
+        if index in runnable:
+            steps.append(Step(step_key(index), without_magics(cell.source)))
         elif index in helpers:
-            steps.append(Step(f"cell at position {index + 1}", helpers[index]))
+            steps.append(Step(step_key(index), helpers[index]))
+    notes += _labels(release, answers)
     notes += _checks(release, cells)
     texts = {i: t for i in release.written if (t := _written(release.cells[i], cells)) is not None}
     notebook = _assemble(release, cells, answers, helpers, texts)
     notes = list(dict.fromkeys(notes))
     written = frozenset(release.cells[index].grade_id for index in texts)
     return Submission(tuple(steps), answers, tuple(notes), written, notebook)
+
+
+def step_key(index: int) -> str:
+    """How a cell is called in messages; learners count from 1."""
+    return f"cell at position {index + 1}"
 
 
 def _nothing(release: Release, note: str) -> Submission:
@@ -104,39 +115,33 @@ def _find(release: Release, question: Question, cells: list[Cell], notes: list[s
     """The answer to one question: the best cell of the strongest kind of match."""
     name, given = question.function, release.cells[question.answer]
     others = {release.cells[q.answer].grade_id for q in release.questions} - {given.grade_id}
+    free = [i for i, cell in enumerate(cells) if cell.grade_id not in others]
+    named = [i for i, c in enumerate(cells) if c.kind == "code" and defines(c.source, name)]
     tiers = {
-        "its label": [
-            i for i, c in enumerate(cells) if given.grade_id and c.grade_id == given.grade_id
-        ],
-        "its cell id": [
-            i
-            for i, c in enumerate(cells)
-            if given.cell_id and c.cell_id == given.cell_id and c.grade_id not in others
-        ],
-        "the function's name": [
-            i
-            for i, c in enumerate(cells)
-            if c.kind == "code" and defines(c.source, name) and c.grade_id not in others
-        ],
+        "": [i for i in free if given.grade_id and cells[i].grade_id == given.grade_id],
+        "its cell id": [i for i in free if given.cell_id and cells[i].cell_id == given.cell_id],
+        "its function's name": [i for i in named if i in free],
     }
     copies = sorted({i for found in tiers.values() for i in found})
     edited = [i for i in copies if not _same(cells[i].source, given.source)]
-    if not copies:
-        problem = f"The cell for {name} is missing: it was deleted, or its function renamed."
-        return Answer(problem=problem)
     if not edited:
-        return Answer(cell=copies[-1], problem="This question was not answered.", untouched=True)
+        # Last of all: written into the cell of another question.
+        tiers = {"its function's name": [i for i in named if i not in copies]}
+        edited = tiers["its function's name"]
+    if not copies and not edited:
+        problem = f"The cell for {name} is missing: it was deleted, or its function renamed."
+        hint = "Copy the empty cell from a fresh copy of the homework and put your answer back in."
+        return Answer(problem=problem, hint=hint)
+    if not edited:
+        return Answer(cell=copies[-1], problem="Not answered yet.", untouched=True)
     # Of each kind of match the last cell that defines the function, then the last edited one.
-    ranked = [
+    how, index = next(
         (how, i)
         for wanted in (lambda i: defines(cells[i].source, name), lambda i: True)
         for how, found in tiers.items()
         for i in reversed(found)
         if i in edited and wanted(i)
-    ]
-    how, index = ranked[0]
-    if how != "its label":
-        notes.append(f"The cell for {name} had lost its label; it was found by {how}.")
+    )
     if len(copies) > 1:
         notes.append(
             f"There were {len(copies)} cells for {name}; "
@@ -144,7 +149,19 @@ def _find(release: Release, question: Question, cells: list[Cell], notes: list[s
         )
     if cells[index].kind != "code":
         notes.append(f"The cell for {name} was turned into a text cell; it was graded as code.")
-    return _runnable(question, cells[index], index, notes)
+    return replace(_runnable(question, cells[index], index, notes), found_by=how)
+
+
+def _labels(release: Release, answers: dict[str, Answer]) -> list[str]:
+    """One note per kind of match for the cells that were not found by their label."""
+    found: dict[str, list[str]] = {}
+    for question in release.questions:
+        if how := answers[question.id].found_by:
+            found.setdefault(how, []).append(question.function)
+    return [
+        f"Without the label of its cell, found by {how}: {', '.join(names)}."
+        for how, names in found.items()
+    ]
 
 
 def _runnable(question: Question, cell: Cell, index: int, notes: list[str]) -> Answer:
@@ -156,19 +173,21 @@ def _runnable(question: Question, cell: Cell, index: int, notes: list[str]) -> A
         where = f" in line {error.lineno}" if getattr(error, "lineno", None) else ""
         text = getattr(error, "msg", None) or str(error)
         problem = f"The cell for {name} has a syntax error{where}: {text}."
-        return Answer(cell=index, problem=problem)
+        hint = "Run the cell in JupyterLab: Python marks the place, sometimes one line too late."
+        return Answer(cell=index, problem=problem, hint=hint)
     if refused := forbidden_imports(source):
         problem = f"The cell for {name} was not run. {import_refusal(refused)}"
-        return Answer(cell=index, problem=problem)
+        return Answer(cell=index, problem=problem, hint=IMPORT_HINT)
     function = name
     if not defines(source, name):
         functions = [s.name for s in body if isinstance(s, ast.FunctionDef)]
         if len(functions) != 1:
             problem = f"The cell for {name} does not define a function of that name."
-            return Answer(cell=index, problem=problem)
+            hint = f"Call your function {name}, as in the homework."
+            return Answer(cell=index, problem=problem, hint=hint)
         function = functions[0]
         notes.append(f"The function for {name} was called {function}; it was graded all the same.")
-    return Answer(cell=index, key=f"answer {name}", function=function)
+    return Answer(cell=index, key=step_key(index), function=function)
 
 
 def _helpers(release: Release, cells: list[Cell], answers: set[int], notes) -> dict[int, str]:

@@ -223,7 +223,12 @@ def _cell(raw: dict) -> Cell:
     kind, cell_id = raw.get("cell_type"), raw.get("id")
     return Cell(
         kind if kind in ("code", "markdown", "raw") else "raw",
-        source.replace("\r\n", "\n") if isinstance(source, str) else "",
+        _valid(source) if isinstance(source, str) else "",
         grade_id if isinstance(grade_id, str) else "",
         cell_id if isinstance(cell_id, str) else "",
     )
+
+
+def _valid(source: str) -> str:
+    """With \\n as the end of lines, and without the halves of characters that JSON can hold."""
+    return source.replace("\r\n", "\n").encode("utf-8", "replace").decode()

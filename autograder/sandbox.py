@@ -6,12 +6,13 @@ A worker has CPU, memory, file and process limits, a wall-clock limit, a clean e
 empty working folder. It is NOT isolated from the file system and the network: see ISOLATION.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import torch
@@ -20,9 +21,8 @@ from autograder import wire
 from autograder.cases import Case, Outcome
 
 ISOLATION = (
-    "NOT ISOLATED: learners' code runs in child processes with time and memory limits, but it "
-    "can read files and use the network as you can. Grade code you trust, or run this in a "
-    "container."
+    "NOT ISOLATED: answers run in child processes with time and memory limits, but they can read "
+    "your files and use your network. Grade people you trust, or run this in a container."
 )
 
 
@@ -40,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell to run: a unique key, its source, and whether it is an answer."""
+    """One cell to run: a key, unique among the cells, and its source."""
 
     key: str
     source: str
@@ -52,14 +52,16 @@ class Run:
 
     outcomes : one per case, or None where there is none.
     problem : why there are none, in words for the learner; "" where there are.
+    slow : it was the time limit.
     slow_cell : key of the cell that used up the time before the function was called; "" if none.
     errors : per cell key the first error while running it.
     """
 
     outcomes: list[Outcome] | None
     problem: str = ""
+    slow: bool = False
     slow_cell: str = ""
-    errors: dict[str, str] | None = None
+    errors: dict[str, str] = field(default_factory=dict)
 
 
 class WorkerError(RuntimeError):
@@ -86,8 +88,9 @@ class Sandbox:
 
     def __init__(self, limits: Limits | None = None):
         self.limits = limits or Limits()
+        self._folder = tempfile.TemporaryDirectory(prefix="autograder-")
         self._process = None
-        self._folder = None
+        self._closed = False
 
     def __enter__(self):
         return self
@@ -96,19 +99,23 @@ class Sandbox:
         self.close()
 
     def close(self):
-        """End the worker and whatever it is running."""
-        if self._process is not None:
-            self._process.stdin.close()  # the worker ends when its input does
-            try:
-                self._process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process.stdout.close()
-            self._process = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
+        """End the worker and whatever it is running; may be called from another thread."""
+        self._closed = True
+        self._stop()
+        self._folder.cleanup()
+
+    def _stop(self):
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # the worker ends when its input does
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
 
     def run(self, cells: list[Cell], answer: str, function: str, cases) -> Run:
         """Run `cells` in order, take `function` as it stands after the cell `answer`, collect.
@@ -124,16 +131,13 @@ class Sandbox:
             "limits": asdict(self.limits),
         }
         line = json.dumps(job).encode() + b"\n"
-        try:
-            reply = self._ask(line)
-        except (OSError, ValueError):
-            self.close()
+        for last_try in (False, True):
             try:
-                reply = self._ask(line)
+                return self._read(self._ask(line))
             except (OSError, ValueError) as error:
-                self.close()
-                raise WorkerError(f"the process that runs answers ended: {error}") from error
-        return self._read(reply)
+                self._stop()
+                if last_try or self._closed:
+                    raise WorkerError(f"the process that runs answers ended: {error}") from error
 
     def _ask(self, line):
         if self._process is None:
@@ -142,11 +146,10 @@ class Sandbox:
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            raise ValueError(f"no reply (exit code {self._process.poll()})")
+            raise ValueError(f"no reply; {self._last_words()}")
         return json.loads(answer)
 
     def _start(self):
-        self._folder = self._folder or tempfile.TemporaryDirectory(prefix="autograder-")
         environment = {
             "PATH": os.defpath,
             "HOME": self._folder.name,
@@ -156,15 +159,24 @@ class Sandbox:
             "MKL_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", str(Path(__file__).with_name("worker.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=self._folder.name,
-            env=environment,
-            start_new_session=True,
-        )
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", str(Path(__file__).with_name("worker.py"))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=self._folder.name,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def _log(self) -> Path:
+        return Path(self._folder.name) / "worker.log"
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
 
     def _read(self, reply) -> Run:
         """Make sense of a reply whose events a learner's process wrote."""
@@ -195,12 +207,12 @@ class Sandbox:
         ending = reply["ending"]
         if ending in ("cpu", "wall"):
             seconds = getattr(self.limits, f"{ending}_seconds")
-            return Run(None, f"took longer than {seconds} seconds", running, errors)
+            return Run(None, f"took longer than {seconds} seconds", True, running, errors)
         if ending == "size":
-            return Run(None, "returned more data than any right answer could", running, errors)
+            return Run(None, "returned more data than any right answer could", errors=errors)
         if ending != "done":
             problem = f"ended the Python process ({ending.removeprefix('died ')})"
-            return Run(None, problem, running, errors)
+            return Run(None, problem, errors=errors)
         if outcomes is not None:
             return Run(outcomes, errors=errors)
         if found is False:

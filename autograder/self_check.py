@@ -3,10 +3,11 @@
 from collections import Counter
 from pathlib import Path
 
-from autograder.grade import Examiner, Found, _order, checked_release
+from autograder.discover import Found, copy_number, printable
+from autograder.grade import Examiner, checked_release
 from autograder.notebooks import HomeworkError, Release, UnreadableError, read_submission
 from autograder.sandbox import available
-from autograder.summary import printable, table
+from autograder.summary import table
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,8 +26,7 @@ def self_check(path: Path) -> int:
         examiner.close()
     rows = []
     for mark in result.marks:
-        details = mark.details or {}
-        hint = f" Hint: {details['hint']}" if details.get("hint") else ""
+        hint = f" Hint: {mark.details['hint']}" if mark.details["hint"] else ""
         text = "passes" if mark.status == "right" else printable(mark.cause + hint)
         rows.append((mark.id, f"{mark.points:g}/{mark.max_points:g}", text))
     print(f"{path.name} as {release.name}, on the visible cases\n")
@@ -58,7 +58,7 @@ def which_release(path: Path) -> Release:
         for grade_id in {c.grade_id for c in release.cells if c.grade_id}
         if any(c.grade_id == grade_id for c in cells)
     )
-    by_name = [r.name for r in releases if _order(path.stem, r.name) is not None]
+    by_name = [r.name for r in releases if copy_number(path.stem, r.name) is not None]
     names = [name for name, _ in labels.most_common(1)] or by_name
     for release in releases:
         if release.name in names:

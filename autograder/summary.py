@@ -1,27 +1,28 @@
 """What the instructor sees in the terminal after a run."""
 
+import shutil
+import textwrap
 from collections import Counter
 from pathlib import Path
 
+from autograder.discover import printable
 from autograder.grade import remarks
 from autograder.sandbox import ISOLATION
 
 
 def table(rows: list[tuple[str, ...]], header: tuple[str, ...]) -> str:
-    """Left-aligned columns under a header; the last column may be as long as it likes."""
+    """Left-aligned columns under a header; the last column is wrapped to the terminal."""
     rows = [tuple(printable(cell) for cell in row) for row in rows]
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header) - 1)]
+    indent = " " * (sum(widths) + 2 * len(widths))
+    room = max(40, shutil.get_terminal_size((110, 24)).columns - len(indent))
 
     def line(row):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        return "  ".join([*cells, row[-1]]).rstrip()
+        text = textwrap.wrap(row[-1], room) or [""]
+        return "  ".join([*cells, f"\n{indent}".join(text)]).rstrip()
 
     return "\n".join([line(header), line(tuple("-" * len(h) for h in header)), *map(line, rows)])
-
-
-def printable(text) -> str:
-    """One line without control characters: learners' names and errors go to a terminal."""
-    return "".join(c if c.isprintable() else " " for c in str(text))
 
 
 def summary(release, results, output: Path) -> str:
@@ -36,7 +37,7 @@ def summary(release, results, output: Path) -> str:
         points = sum(m.points for m in result.marks)
         wrong = [f"{m.id.split('/')[1]}: {m.cause}" for m in result.marks if m.status == "wrong"]
         text = " ".join([*remarks(result), *wrong])
-        rows.append((result.student, f"{points:g}", text[:160] + ("…" if len(text) > 160 else "")))
+        rows.append((result.student, f"{points:g}", text))
     maximum = sum(q.points for q in release.questions)
     lines = [
         f"{release.name}: {len(results)} submissions, {maximum:g} automatic points",
@@ -44,11 +45,11 @@ def summary(release, results, output: Path) -> str:
         table(rows, ("student", "points", "notes")),
     ]
     common = Counter(
-        f"{m.id}: {m.cause}" for r in results for m in r.marks if m.status == "wrong"
+        (m.id, m.cause) for r in results for m in r.marks if m.status == "wrong"
     ).most_common(5)
     if common:
-        lines += ["", "Commonest causes:"]
-        lines += [f"  {count} × {printable(cause)[:150]}" for cause, count in common]
+        rows = [(str(count), name, cause) for (name, cause), count in common]
+        lines += ["", table(rows, ("times", "question", "commonest causes"))]
     lines += [
         "",
         f"points    {output / 'grades.csv'} and {output / 'gradebook.db'}",

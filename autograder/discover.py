@@ -1,0 +1,106 @@
+"""Whose notebooks are in a folder? One entry per learner, whatever the files are called."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Found:
+    """One learner's file, or the lack of one, and what was unusual about finding it."""
+
+    student: str
+    path: Path | None
+    notes: tuple[str, ...] = ()
+
+
+def discover(folder: Path, homework: str) -> list[Found]:
+    """One entry per learner below `folder`, sorted by name.
+
+    Accepts folder/<student>/HW/HW.ipynb (nbgrader's), folder/<student>/HW.ipynb and
+    folder/<student>.ipynb, and file names such as "hw1 (1).ipynb". A folder without a notebook of
+    this homework is a learner who handed in nothing.
+    """
+    found: dict[str, Found] = {}
+    entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
+    for entry in sorted(entries, key=lambda e: not e.is_dir()):  # folders before loose files
+        if not entry.is_dir() and entry.suffix != ".ipynb":
+            continue
+        one = _in_folder(entry, homework) if entry.is_dir() else _loose(entry, homework)
+        if (first := found.get(one.student)) is None:
+            found[one.student] = one
+        else:
+            note = f"There was also a file {printable(entry.name)}; it was not graded."
+            found[one.student] = Found(first.student, first.path, (*first.notes, note))
+    return [found[student] for student in sorted(found)]
+
+
+def _loose(path: Path, homework: str) -> Found:
+    student = printable(path.stem)
+    if path.is_symlink():
+        return Found(student, None, ("The file is a link, not a notebook.",))
+    if copy_number(path.stem, homework) is not None:
+        return Found(student, path, ("The file name does not say whose notebook this is.",))
+    return Found(student, path)
+
+
+def _in_folder(folder: Path, homework: str) -> Found:
+    student = printable(folder.name)
+    notebooks = [
+        path
+        for path in sorted(folder.rglob("*.ipynb"))
+        if path.is_file()
+        and not path.is_symlink()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+    named = [p for p in notebooks if copy_number(p.stem, homework) is not None]
+    # The learner's own name for the file: only where nobody could mean another homework.
+    others = [
+        p
+        for p in notebooks
+        if p.parent in (folder, folder / homework) and _number(p.stem) in ("", _number(homework))
+    ]
+    if not named and len(others) == 1:
+        note = f"The notebook was called {printable(others[0].name)} instead of {homework}.ipynb."
+        return Found(student, others[0], (note,))
+    if not named:
+        note = f"There were {len(others)} notebooks, none called {homework}.ipynb."
+        return Found(student, None, (note,) if others else ())
+    # nbgrader's place, then the folder itself, then deeper ones; there the highest copy number.
+    order = [folder / homework, folder]
+    first = min(
+        named,
+        key=lambda p: (
+            order.index(p.parent) if p.parent in order else len(order),
+            -copy_number(p.stem, homework),
+        ),
+    )
+    name = printable(first.name)
+    notes = []
+    if first.stem != homework:
+        notes.append(f"The notebook was called {name} instead of {homework}.ipynb.")
+    if len(named) > 1:
+        rest = ", ".join(printable(p.relative_to(folder)) for p in named if p != first)[:200]
+        notes.append(f"There were {len(named)} notebooks; {name} was graded, not {rest}.")
+    return Found(student, first, tuple(notes))
+
+
+def copy_number(stem: str, homework: str) -> int | None:
+    """0 for HW or hwN, n for its n-th copy as browsers and JupyterLab name it, None for others."""
+    match = re.fullmatch(r"(.*?)[\s_-]*(?:\((\d+)\)|copy[\s_-]*(\d*))", stem, re.I)
+    base = re.sub(r"[\W_]+", "", match[1] if match else stem).lower()
+    if base not in (homework.replace("_", ""), homework.split("_")[0]):
+        return None
+    return int(match[2] or match[3] or 1) if match else 0
+
+
+def _number(name: str) -> str:
+    """ "1" for hw1…, "" for a name that does not begin like a homework's."""
+    match = re.match(r"hw\W*(\d+)", name, re.I)
+    return match[1] if match else ""
+
+
+def printable(text) -> str:
+    """One line of valid text: names of files and learners go to terminals, pages and databases."""
+    valid = str(text).encode("utf-8", "replace").decode()
+    return "".join(c if c.isprintable() else " " for c in valid)
