@@ -34,7 +34,7 @@ def staircases(slide, stairs, average) -> Figure:
         axis.plot(slide, roll + lift, line, color="#777777", linewidth=1.6, label=label)
     axis.plot(slide, average, color=BLUE, linewidth=3, label="average over all rolls: J")
     axis.set(xlabel="added to the logits of the right tokens (nats)", ylabel="reward (points)")
-    axis.set(ylim=(2.7, 5.3), yticks=(3, 4, 5))
+    axis.set(ylim=(2.35, 5.25), yticks=(3, 4, 5))
     axis.legend(loc="lower right")
     return figure
 
@@ -101,6 +101,7 @@ def waiting_times(curves: dict) -> Figure:
 
 def before_and_after(before, after, title: str) -> Figure:
     """Token probabilities per position, before and after a step; both (time, vocab)."""
+    before, after = np.asarray(before), np.asarray(after)
     figure, axes = plt.subplots(1, 3, figsize=(7.2, 2.7), sharey=True)
     for position, axis in enumerate(axes):
         bars = {"width": 0.4, "edgecolor": INK, "linewidth": 0.6}
