@@ -5,6 +5,8 @@
 // and gets a shadow root (the page's own CSS cannot leak in), a local copy of the state that is
 // drawn at once and sent to Python a moment later, a light and a dark palette that follow the
 // page, and a sentence that screen readers announce.
+// `model` needs get, set, on, off and save_changes only, so a page without a kernel can pass a
+// plain object.
 // Leaves out: any mathematics, and anything that only one widget draws.
 
 const SYNC_DELAY_MS = 150;

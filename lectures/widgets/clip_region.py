@@ -281,6 +281,7 @@ DEAD, HATCH = "#f1f1f1", "#a6a6a6"
 POSITIVE, NEGATIVE = "#0072B2", "#D55E00"
 HEIGHT, LEFT, WIDTH, PANEL, STRIP = 580, 310, 634, 138, 100
 OBJECTIVE_TOP, WEIGHT_TOP, STRIP_TOP = 34, 198, 380
+AXIS_STEPS = {0.2: 0.05, 0.5: 0.2, 1: 0.5, 2: 0.5, 4: 1, 6: 2}  # top of the axis: its ticks
 
 
 def _draw(clip: ClipRegion, figure: Figure) -> None:
@@ -350,7 +351,7 @@ def _index(clip: ClipRegion) -> int:
 def _draw_curves(clip: ClipRegion, objective: Axes, weight: Axes) -> None:
     sign, size = (1 if clip.advantage > 0 else -1), abs(clip.advantage)
     color = POSITIVE if sign > 0 else NEGATIVE
-    top = next((top for top in (0.2, 0.5, 1, 2, 4) if top >= 2 * size - 1e-9), 6)
+    top = next(top for top in AXIS_STEPS if top >= 2 * size - 1e-9)
     edge = 1 + clip.eps_high if sign > 0 else 1 - clip.eps_low
     tiny = 1e-9  # the weight jumps at the edge: evaluate on both sides of it
     ratios = np.array([tiny, 1 - clip.eps_low, edge - tiny, edge + tiny, 1 + clip.eps_high, 2])
@@ -360,9 +361,7 @@ def _draw_curves(clip: ClipRegion, objective: Axes, weight: Axes) -> None:
     for axis, values, title in zip((objective, weight), curves, titles, strict=True):
         _frame(axis, title)
         axis.set_ylim(sorted((-0.08 * sign * top, 1.08 * sign * top)))
-        axis.yaxis.set_major_locator(
-            MultipleLocator({0.2: 0.05, 0.5: 0.2, 1: 0.5}.get(top, top / 4))
-        )
+        axis.yaxis.set_major_locator(MultipleLocator(AXIS_STEPS[top]))
         axis.grid(axis="y", color=GRID, linewidth=0.8)
         axis.axhline(0, color=LINE, linewidth=0.8)
         axis.tick_params(bottom=False, labelbottom=False, left=False)

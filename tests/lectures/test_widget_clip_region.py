@@ -23,7 +23,14 @@ from PIL import Image
 
 from lectures import execute
 from lectures.widgets import ClipRegion, base
-from lectures.widgets.clip_region import METHODS, default_tokens, objective_and_weight
+from lectures.widgets.clip_region import (
+    METHODS,
+    NEGATIVE,
+    POSITIVE,
+    default_tokens,
+    objective_and_weight,
+)
+from policy_gradients.algorithms import PALETTE
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "clip_golden.json"
@@ -303,6 +310,15 @@ def test_contrast_of_text_and_marks(theme):
         assert contrast(colors[text], colors[ground]) >= 4.5, (text, ground)
     for mark in ("positive", "negative", "line", "focus"):
         assert contrast(colors[mark], colors["paper"]) >= 3, mark
+
+
+def test_the_signs_have_colours_of_the_course_palette_the_same_in_both_languages():
+    source = (base.FOLDER / "base.js").read_text(encoding="utf-8")
+    palette = {look["color"].lower() for look in PALETTE.values()}
+    for name, still in (("positive", POSITIVE), ("negative", NEGATIVE)):
+        light, dark = re.findall(rf"--{name}: (#[0-9a-f]{{6}});", source)
+        assert light == still.lower()
+        assert {light, dark} <= palette
 
 
 if __name__ == "__main__":
