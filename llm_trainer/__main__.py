@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
+from llm_trainer.checkpoint import RUN
 from llm_trainer.config import CONFIGS, Config, ConfigError, describe, load
 from llm_trainer.evaluate import evaluate
 from llm_trainer.models import load_policy
 from llm_trainer.step import InvariantError, NonFiniteError
 from llm_trainer.task import Spelling
-from llm_trainer.train import RUN, NoSignalError, starting_model, train
+from llm_trainer.train import NoSignalError, starting_model, train
 
 
 def main(arguments: list[str] | None = None) -> int:

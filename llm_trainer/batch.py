@@ -1,8 +1,8 @@
 """From scored responses to what one optimiser step is computed on.
 
-`Experience` is everything known about P·G responses after sampling. `StepBatch` is the part of it
-that an optimiser step computes on, cut into pieces of whole groups by `micro_batches`. The counts
-that every denominator uses (`sequences`, `total_tokens`) are taken before anything is dropped or
+Two kinds of axes: `(prompts, …)` has one row per prompt, `(batch, …)` has G rows per prompt,
+neighbours. `take` picks whole groups, so a group is never split over micro-batches. The counts
+that every denominator uses (`sequences`, `total_tokens`) are fixed before anything is dropped or
 cut, so neither can change the gradient.
 """
 
@@ -14,131 +14,74 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from llm_trainer.rollout import Prompts
-from llm_trainer.task import Rewards
 
 
 @dataclass(frozen=True)
-class Experience:
-    """P prompts with G responses each; B = P·G, a group's responses are neighbours."""
+class StepBatch:
+    """Responses in groups, and the counts of the whole optimiser step they belong to."""
 
     prompts: Prompts  # (prompts, prompt_time)
+    rewards: Tensor  # (prompts, group)
+    correct: Tensor  # (prompts, group), 1 where the answer is exactly right
     tokens: Tensor  # (batch, time)
     mask: Tensor  # (batch, time), true on response tokens, the first end token included
     logp_sampler: Tensor  # (batch, time), nats
-    rewards: Tensor  # (prompts, group)
-    correct: Tensor  # (prompts, group), 1 where the answer is exactly right
-    parts: list[Rewards]  # one per response
-    texts: list[str]  # one per response
-    words: list[str]  # one per prompt
-    truncated: Tensor  # (batch,), true where the token limit came before the end token
+    # set by Learner.prepare
+    sequences: int = 0  # responses of the whole step
+    total_tokens: int = 0  # response tokens of the whole step
+    advantages: Tensor | None = None  # (batch, 1)
+    logp_old: Tensor | None = None  # (batch, time), the ratio's denominator
+    logp_ref: Tensor | None = None  # (batch, time), only with a KL term
 
     @property
     def group(self) -> int:
         return self.rewards.shape[1]
 
-    @property
-    def sequences(self) -> int:
-        return len(self.tokens)
+    def take(self, index: Tensor) -> "StepBatch":
+        """The groups of these prompts, cut to their longest response; the counts stay.
 
-    def select(self, keep: Tensor) -> "Experience":
-        """Only the prompts where `keep` (prompts,) is true, with their whole groups."""
-        rows = keep.repeat_interleave(self.group)
-        chosen, chosen_rows = keep.nonzero().squeeze(1).tolist(), rows.nonzero().squeeze(1).tolist()
-        return replace(
-            self,
-            prompts=self.prompts[keep],
-            tokens=self.tokens[rows],
-            mask=self.mask[rows],
-            logp_sampler=self.logp_sampler[rows],
-            rewards=self.rewards[keep],
-            correct=self.correct[keep],
-            parts=[self.parts[i] for i in chosen_rows],
-            texts=[self.texts[i] for i in chosen_rows],
-            words=[self.words[i] for i in chosen],
-            truncated=self.truncated[rows],
-        )
-
-
-@dataclass(frozen=True)
-class StepBatch:
-    """The rows of one optimiser step that are computed on, and the counts of the whole step."""
-
-    prompts: Prompts  # (prompts, prompt_time)
-    tokens: Tensor  # (batch, time)
-    mask: Tensor  # (batch, time)
-    advantages: Tensor  # (batch, 1)
-    logp_sampler: Tensor  # (batch, time)
-    logp_old: Tensor  # (batch, time), the ratio's denominator
-    logp_ref: Tensor | None  # (batch, time), only with a KL term
-    group: int
-    sequences: int  # of the whole step, groups without signal included
-    total_tokens: int  # response tokens of the whole step
-
-    def select(self, keep: Tensor) -> "StepBatch":
-        """Only the groups where `keep` (prompts,) is true; the counts stay the whole step's."""
-        rows = keep.repeat_interleave(self.group)
-        return replace(
-            self,
-            prompts=self.prompts[keep],
-            tokens=self.tokens[rows],
-            mask=self.mask[rows],
-            advantages=self.advantages[rows],
-            logp_sampler=self.logp_sampler[rows],
-            logp_old=self.logp_old[rows],
-            logp_ref=None if self.logp_ref is None else self.logp_ref[rows],
-        )
+        index : (n,) integers, or (prompts,) bool
+        """
+        if index.dtype == torch.bool:
+            index = index.nonzero().squeeze(1)
+        member = torch.arange(self.group, device=index.device)
+        rows = (index[:, None] * self.group + member).flatten()  # (n·group,)
+        time = int(self.mask[rows].sum(1).max()) if len(rows) else 0
+        changes = {name: getattr(self, name)[index] for name in ("prompts", "rewards", "correct")}
+        for name in ("tokens", "mask", "logp_sampler", "advantages", "logp_old", "logp_ref"):
+            if getattr(self, name) is not None:
+                changes[name] = getattr(self, name)[rows, :time]
+        return replace(self, **changes)
 
     def micro_batches(self, prompts: int) -> Iterator["StepBatch"]:
-        """Pieces of `prompts` whole groups (the last may be smaller), same counts."""
-        for start in range(0, len(self.prompts.tokens), prompts):
-            yield self.rows(start, start + prompts)
-
-    def rows(self, first: int, last: int) -> "StepBatch":
-        """The groups of prompts first … last − 1, cut to their longest response."""
-        part = slice(first * self.group, last * self.group)
-        time = int(self.mask[part].sum(1).max())
-
-        def cut(x):
-            return None if x is None else x[part, :time]
-
-        return replace(
-            self,
-            prompts=self.prompts[first:last],
-            tokens=cut(self.tokens),
-            mask=cut(self.mask),
-            advantages=self.advantages[part],
-            logp_sampler=cut(self.logp_sampler),
-            logp_old=cut(self.logp_old),
-            logp_ref=cut(self.logp_ref),
-        )
+        """Pieces of `prompts` groups (the last may be smaller)."""
+        everyone = torch.arange(len(self.rewards), device=self.rewards.device)
+        return (self.take(index) for index in everyone.split(prompts))
 
 
-def join(rounds: list[Experience], pad_id: int) -> Experience:
-    """Several rounds of sampling as one, padded to the widest."""
-    prompt_time = max(r.prompts.tokens.shape[1] for r in rounds)
-    time = max(r.tokens.shape[1] for r in rounds)
+def join(batches: list[StepBatch], pad_id: int) -> StepBatch:
+    """Several rounds of sampling as one, padded to the widest; only before `Learner.prepare`."""
+    left = max(b.prompts.tokens.shape[1] for b in batches)
+    right = max(b.tokens.shape[1] for b in batches)
 
-    def stack(tensors: list[Tensor], *, left: int = 0, right: int = 0, value=0) -> Tensor:
-        width = left or right
+    def stack(pick, *, value=0) -> Tensor:
         return torch.cat(
-            [
-                F.pad(x, (width - x.shape[1], 0) if left else (0, width - x.shape[1]), value=value)
-                for x in tensors
-            ]
+            [F.pad(x, (0, right - x.shape[1]), value=value) for x in map(pick, batches)]
         )
 
-    return Experience(
+    def stack_left(pick, *, value=0) -> Tensor:
+        return torch.cat(
+            [F.pad(x, (left - x.shape[1], 0), value=value) for x in map(pick, batches)]
+        )
+
+    return StepBatch(
         prompts=Prompts(
-            stack([r.prompts.tokens for r in rounds], left=prompt_time, value=pad_id),
-            stack([r.prompts.attention for r in rounds], left=prompt_time),
+            stack_left(lambda b: b.prompts.tokens, value=pad_id),
+            stack_left(lambda b: b.prompts.attention),
         ),
-        tokens=stack([r.tokens for r in rounds], right=time, value=pad_id),
-        mask=stack([r.mask for r in rounds], right=time),
-        logp_sampler=stack([r.logp_sampler for r in rounds], right=time),
-        rewards=torch.cat([r.rewards for r in rounds]),
-        correct=torch.cat([r.correct for r in rounds]),
-        parts=[part for r in rounds for part in r.parts],
-        texts=[text for r in rounds for text in r.texts],
-        words=[word for r in rounds for word in r.words],
-        truncated=torch.cat([r.truncated for r in rounds]),
+        rewards=torch.cat([b.rewards for b in batches]),
+        correct=torch.cat([b.correct for b in batches]),
+        tokens=stack(lambda b: b.tokens, value=pad_id),
+        mask=stack(lambda b: b.mask),
+        logp_sampler=stack(lambda b: b.logp_sampler),
     )

@@ -135,7 +135,7 @@ class Config(Section):
     max_grad_norm: float = knob(1.0, "gradient norm is clipped to this", "-", "above 0", gt=0)
 
     # length of the run
-    steps: int = knob(160, "steps to train", "steps", "0 or more", ge=0)
+    steps: int = knob(240, "steps to train", "steps", "0 or more", ge=0)
     eval_every: int = knob(20, "held-out evaluation every so many steps", "steps", "≥ 1", ge=1)
     eval_words: int = knob(1000, "held-out words evaluated", "words", "1 or more", ge=1)
     save_every: int = knob(20, "training checkpoint every so many steps", "steps", "≥ 1", ge=1)

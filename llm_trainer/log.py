@@ -5,6 +5,7 @@ One JSON object a line, each with `step`. README.md explains every name.
 
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -39,7 +40,7 @@ class Log:
 
 
 class Console:
-    """A block redrawn in place on a terminal; elsewhere a line now and then."""
+    """A block redrawn in place on a terminal; elsewhere a line now and then, all at evaluations."""
 
     def __init__(
         self, title: str, steps: int, first: int, *, quiet: bool, out: TextIO | None = None
@@ -66,11 +67,14 @@ class Console:
         lines = self._lines(metrics, sample)
         if self.live:
             self.out.write(f"\x1b[{self.drawn}F\x1b[J" if self.drawn else "")
-            self.out.write("\n".join(line[:140] for line in lines) + "\n")
+            width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be redrawn
+            self.out.write("\n".join(line[:width] for line in lines) + "\n")
             self.out.flush()
             self.drawn = len(lines)
-        elif "eval/exact" in metrics or step % max(1, self.steps // 40) == 0:
+        elif "eval/exact" in metrics:
             print("\n    ".join(lines), file=self.out, flush=True)
+        elif step % max(1, self.steps // 40) == 0:
+            print(lines[0], file=self.out, flush=True)
 
     def _lines(self, m: dict[str, Any], sample: str) -> list[str]:
         done = m["step"] - self.first

@@ -14,7 +14,7 @@ from einops import repeat
 from torch import Tensor
 from torch.nn import functional as F
 
-from llm_trainer.batch import Experience, StepBatch
+from llm_trainer.batch import StepBatch
 from llm_trainer.config import Config
 from llm_trainer.models import Policy
 from llm_trainer.rollout import Prompts
@@ -155,36 +155,25 @@ class Learner:
 
     # ------------------------------------------------------------ what is computed
 
-    def prepare(self, seen: Experience) -> StepBatch | None:
+    def prepare(self, batch: StepBatch) -> StepBatch | None:
         """Advantages, and the groups that can teach something; None if there is none.
 
         A group whose advantages are all 0 has no gradient, so it is not computed, unless a KL
         term gives it one. `sequences` and `total_tokens` still count it.
         """
-        batch = StepBatch(
-            prompts=seen.prompts,
-            tokens=seen.tokens,
-            mask=seen.mask,
-            advantages=torch.zeros_like(seen.logp_sampler[:, :1]),
-            logp_sampler=seen.logp_sampler,
-            logp_old=seen.logp_sampler,
-            logp_ref=None,
-            group=seen.group,
-            sequences=seen.sequences,
-            total_tokens=int(seen.mask.sum()),
-        )
+        batch = replace(batch, sequences=len(batch.tokens), total_tokens=int(batch.mask.sum()))
         if self.reference is not None:
             batch = replace(batch, logp_ref=self.frozen_log_probs(self.reference, batch))
         scores = self.row.sequence_rewards(
-            seen.rewards.flatten(), seen.logp_sampler, batch.logp_ref, seen.mask
+            batch.rewards.flatten(), batch.logp_sampler, batch.logp_ref, batch.mask
         )
-        advantages = self.row.advantage(scores.view_as(seen.rewards))  # (prompts, group)
-        batch = replace(batch, advantages=advantages.reshape(-1, 1))
+        advantages = self.row.advantage(scores.view_as(batch.rewards))  # (prompts, group)
+        batch = replace(batch, advantages=advantages.reshape(-1, 1), logp_old=batch.logp_sampler)
         if self.row.zero_advantage_is_silent:
             keep = (advantages.abs() > NO_SIGNAL).any(1)
             if not keep.any():
                 return None
-            batch = batch.select(keep)
+            batch = batch.take(keep)
         if not self.keep_sampler_logp:
             batch = replace(batch, logp_old=self.frozen_log_probs(self.policy, batch))
         return batch

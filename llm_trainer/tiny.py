@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from llm_trainer.config import ConfigError, TaskConfig, WarmstartConfig
 from llm_trainer.evaluate import evaluate
@@ -111,6 +112,7 @@ def warm_start(
     folder = root / f"tiny-qwen-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if (folder / "config.json").exists():
         return folder
+    transformers_logging.disable_progress_bar()
     policy, report = train_warm_start(task, config, quiet=quiet)
     building = Path(tempfile.mkdtemp(prefix="building-", dir=root))
     try:
