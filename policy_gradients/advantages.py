@@ -118,8 +118,9 @@ def max_only(rewards: Tensor) -> Tensor:
 def maxrl(rewards: Tensor) -> Tensor:
     """Deviation relative to the group's mean: A_i = (r_i − r̄)/r̄, and 0 where r̄ is 0.
 
-    With 0/1 rewards this is the gradient of log p, the maximum-likelihood objective, truncated
-    at order G − 1 by the centring (Lecture 08). Tajwar et al. 2026 (MaxRL, arXiv 2602.02710).
+    With 0/1 rewards the expected gradient is w ∇p with w = Σ_{k ≤ G−2} (1 − p)^k, the first
+    G − 1 terms of 1/p: nearly the gradient of log p, the maximum-likelihood objective.
+    Tajwar et al. 2026 (MaxRL, arXiv 2602.02710); Lecture 10.
 
     Args:
         rewards: (prompts, group), ≥ 0.

@@ -175,7 +175,7 @@ def fill(x, mask, garbage):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-@pytest.mark.parametrize("garbage", [(1e4, -1e4), (-1e4, 1e4), (-1e9, -3.0)])
+@pytest.mark.parametrize("garbage", [(1e4, -1e4), (-1e30, 1e30), (-1e9, -3.0)])
 @pytest.mark.parametrize("average", AVERAGES)
 @pytest.mark.parametrize("surrogate", SURROGATES)
 def test_finite_garbage_on_padding_is_not_felt(batch, surrogate, average, garbage, dtype):
@@ -215,6 +215,17 @@ def test_nan_and_inf_on_padding_do_not_reach_the_grpo_loss(batch, garbage):
         logp.requires_grad_()
         loss = pg.grpo_loss(logp, old, A, batch.mask, **batch.eps)
         results.append((loss, torch.autograd.grad(loss, logp)[0]))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+
+
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), -float("inf")])
+def test_nan_and_inf_on_padding_do_not_reach_the_sequence_ratio(batch, garbage):
+    results = []
+    for filling in (0.0, garbage):
+        logp, old = (fill(x, batch.mask, filling) for x in (batch.logp, batch.logp_old))
+        ratio = pg.sequence_ratio(logp.requires_grad_(), old, batch.mask)
+        results.append((ratio, torch.autograd.grad(ratio.sum(), logp)[0]))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
 
