@@ -101,11 +101,12 @@ export function choice({ label, options, onChoose }) {
     input.addEventListener("change", () => onChoose(value));
     return input;
   });
-  const labels = options.map((option, i) =>
-    html("label", {}, inputs[i], ...(option.mark ? [option.mark] : []), html("span", {}, option.label)),
+  const labels = options.map(({ label, mark }, i) =>
+    html("label", {}, inputs[i], ...(mark ? [mark] : []), html("span", {}, label)),
   );
+  const row = html("div", { class: "options" }, ...labels);
   return {
-    node: html("fieldset", {}, html("legend", {}, label), html("div", { class: "options" }, ...labels)),
+    node: html("fieldset", {}, html("legend", {}, label), row),
     set(chosen) {
       options.forEach(({ value }, i) => {
         inputs[i].checked = value === chosen;
@@ -163,17 +164,23 @@ const CSS = `
     --hatch: #70757c; --dead: #26292d; --positive: #56b4e9; --negative: #e69f00; --focus: #ffffff;
     color-scheme: dark;
   }
-  .body { display: grid; grid-template-columns: 216px minmax(0, 1fr); gap: 20px; padding: 14px 16px; }
+  .body {
+    display: grid; grid-template-columns: 216px minmax(0, 1fr); gap: 20px; padding: 14px 16px;
+  }
   .controls { display: flex; flex-direction: column; gap: 12px; }
   .picture { min-width: 0; }
   .picture > svg { display: block; width: 100%; font: inherit; font-size: 13px; }
   .result {
     margin: 0; padding: 10px 16px; min-height: 2.8em; border-top: 1px solid var(--grid);
   }
-  fieldset { margin: 0; padding: 4px 10px 8px; border: 1px solid var(--line); border-radius: 5px; min-width: 0; }
+  fieldset {
+    margin: 0; padding: 4px 10px 8px; min-width: 0; border: 1px solid var(--line); border-radius: 5px;
+  }
   legend { padding: 0 4px; font-weight: 600; }
   .options { display: flex; flex-wrap: wrap; gap: 4px 14px; }
-  .options label { display: inline-flex; align-items: center; gap: 5px; cursor: pointer; white-space: nowrap; }
+  .options label {
+    display: inline-flex; align-items: center; gap: 5px; cursor: pointer; white-space: nowrap;
+  }
   .options svg { width: 11px; height: 11px; }
   input { accent-color: var(--positive); margin: 0; }
   .slider { display: grid; grid-template-columns: 1fr auto; gap: 4px 8px; align-items: baseline; }
@@ -190,7 +197,9 @@ const CSS = `
   :focus-visible { outline: 3px solid var(--focus); outline-offset: 2px; border-radius: 3px; }
   @container (max-width: 680px) {
     .body { grid-template-columns: minmax(0, 1fr); }
-    .controls { display: grid; grid-template-columns: repeat(auto-fit, minmax(180px, 1fr)); align-items: start; }
+    .controls {
+      display: grid; grid-template-columns: repeat(auto-fit, minmax(180px, 1fr)); align-items: start;
+    }
   }
 `;
 

@@ -6,6 +6,9 @@
 import { button, choice, fixed, html, mount, slider, spread, svg, ticks } from "./base.js";
 
 const RATIO_MAX = 2; // right end of the ρ axis; tokens beyond it are drawn on the edge
+const SIGN_NAME = { 1: "A > 0", "-1": "A < 0" };
+const KEY =
+  "Hollow marks on hatching: tokens without gradient. The numbers count the tokens of each region.";
 
 // --- mathematics ---------------------------------------------------------------------------
 
@@ -48,14 +51,13 @@ export function summary(tokens, epsLow, epsHigh) {
 export function sentence({ methods, method, advantage, eps_low, eps_high, tokens }) {
   const { label } = methods.find(({ key }) => key === method);
   const { dead, kept, zero, beyond } = summary(tokens, eps_low, eps_high);
-  const edge =
-    advantage > 0
-      ? `above ρ = ${fixed(1 + eps_high, 2)} a token with A > 0 gets no gradient`
-      : `below ρ = ${fixed(1 - eps_low, 2)} a token with A < 0 gets no gradient`;
-  const count = `${dead} of ${tokens.length} tokens (${fixed((100 * dead) / tokens.length, 1)} %)`;
+  const above = `above ρ = ${fixed(1 + eps_high, 2)}`;
+  const edge = advantage > 0 ? above : `below ρ = ${fixed(1 - eps_low, 2)}`;
+  const share = `${fixed((100 * dead) / tokens.length, 1)} %`;
   const parts = [
-    `${label}: ${edge}.`,
-    `In this batch the clip silences ${count} and keeps ${fixed(100 * kept, 0)} % of the unclipped gradient weight.`,
+    `${label}: ${edge} a token with ${SIGN_NAME[Math.sign(advantage)]} gets no gradient.`,
+    `In this batch the clip silences ${dead} of ${tokens.length} tokens (${share})`,
+    `and keeps ${fixed(100 * kept, 0)} % of the unclipped gradient weight.`,
   ];
   if (zero > 0) parts.push(`Tokens with A = 0, which never push: ${zero}.`);
   if (beyond > 0) parts.push(`Tokens beyond ρ = ${RATIO_MAX}, drawn on the right edge: ${beyond}.`);
@@ -78,11 +80,22 @@ const ROW = 50;
 const COUNTS = 17; // the part of a row that holds its three counts
 const OBJECTIVE_TOP = TITLE;
 const WEIGHT_TOP = OBJECTIVE_TOP + PANEL + TITLE + 6;
-const ROWS_TOP = WEIGHT_TOP + PANEL + EDGE_LABELS + TITLE + 4;
+const WEIGHT_BOTTOM = WEIGHT_TOP + PANEL;
+const ROWS_TOP = WEIGHT_BOTTOM + EDGE_LABELS + TITLE + 4;
 const ROWS_BOTTOM = ROWS_TOP + 2 * ROW;
 const HEIGHT = ROWS_BOTTOM + 42;
 
-const DOTTED = { stroke: "var(--ink)", "stroke-width": 1.6, "stroke-dasharray": "1.6 4", "stroke-linecap": "round" };
+const BOLD = { "font-weight": 600 };
+const CENTRED = { "text-anchor": "middle" };
+const TO_THE_LEFT = { "text-anchor": "end" };
+const DOTTED = {
+  stroke: "var(--ink)", "stroke-width": 1.6, "stroke-dasharray": "1.6 4", "stroke-linecap": "round",
+};
+const DASHED = { stroke: "var(--ink)", "stroke-width": 1.5, "stroke-dasharray": "6 4" };
+const HALO = {
+  stroke: "var(--paper)", "stroke-width": 4, "stroke-linejoin": "round", "paint-order": "stroke",
+};
+
 const signColor = (sign) => (sign > 0 ? "var(--positive)" : "var(--negative)");
 const triangle = (x, y, sign, r) =>
   `M${(x - r).toFixed(1)} ${(y + 0.8 * sign * r).toFixed(1)}h${2 * r}l${-r} ${-1.6 * sign * r}z`;
@@ -97,201 +110,208 @@ function text(x, y, content, attributes = {}) {
 }
 
 // Text that stays readable on hatching and over points.
-function haloed(x, y, content, attributes = {}) {
-  const halo = { stroke: "var(--paper)", "stroke-width": 4, "paint-order": "stroke" };
-  return text(x, y, content, { ...halo, "stroke-linejoin": "round", ...attributes });
-}
+const haloed = (x, y, content, attributes = {}) => text(x, y, content, { ...HALO, ...attributes });
 
 function line(x1, y1, x2, y2, attributes = {}) {
   return svg("line", { x1, y1, x2, y2, stroke: "var(--line)", ...attributes });
 }
 
-const HATCH = () =>
-  svg(
-    "pattern",
-    { id: "hatch", width: 7, height: 7, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
-    svg("rect", { width: 7, height: 7, fill: "var(--dead)" }),
-    line(0, 0, 0, 7, { stroke: "var(--hatch)", "stroke-width": 1.6 }),
-  );
-
-function deadZone(x1, x2, top, height) {
-  return svg("rect", { x: x1, y: top, width: Math.max(0, x2 - x1), height, fill: "url(#hatch)", class: "dead" });
+function border({ left, right }, top, height) {
+  const box = { x: left, y: top, width: right - left, height };
+  return svg("rect", { ...box, fill: "none", stroke: "var(--line)" });
 }
 
-// One of the two curve panels. `curve` and `plain` are lists of (ρ, y).
-function panel({ top, x, width, advantage, edges, curve, plain }) {
+// The ends of the dead zone, where a token with this sign of A gets no gradient.
+const deadEnds = ({ x, low, high }, sign) => (sign > 0 ? [x(high), x(RATIO_MAX)] : [x(0), x(low)]);
+
+function deadZone(plot, sign, top, height) {
+  const [from, to] = deadEnds(plot, sign);
+  return svg("rect", { x: from, y: top, width: to - from, height, fill: "url(#hatch)" });
+}
+
+function hatching() {
+  const tile = { width: 7, height: 7 };
+  return svg(
+    "pattern",
+    { id: "hatch", ...tile, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+    svg("rect", { ...tile, fill: "var(--dead)" }),
+    line(0, 0, 0, 7, { stroke: "var(--hatch)", "stroke-width": 1.6 }),
+  );
+}
+
+// One of the two curve panels; `curve` is a list of (ρ, y).
+function panel(plot, top, advantage, curve) {
   const sign = Math.sign(advantage);
   const high = axisTop(Math.abs(advantage));
-  const pad = 0.08 * high;
-  const [low, up] = sign > 0 ? [-pad, high + pad] : [-high - pad, pad];
-  const y = (value) => top + (PANEL * (up - value)) / (up - low);
-  const points = (list) => list.map(([r, v]) => `${x(r).toFixed(1)},${y(v).toFixed(1)}`).join(" ");
-  const [from, to] = sign > 0 ? [x(edges.high), x(RATIO_MAX)] : [x(0), x(edges.low)];
-  const group = svg("g", {}, deadZone(from, to, top, PANEL));
-  for (const tick of ticks(Math.min(0, sign * high), Math.max(0, sign * high), 4)) {
+  const [from, to] = sign > 0 ? [-0.08 * high, 1.08 * high] : [-1.08 * high, 0.08 * high];
+  const y = (value) => top + (PANEL * (to - value)) / (to - from);
+  const point = ([r, v]) => `${plot.x(r).toFixed(1)},${y(v).toFixed(1)}`;
+  const points = (list) => list.map(point).join(" ");
+  const group = svg("g", {}, deadZone(plot, sign, top, PANEL));
+  for (const { value, label } of ticks(Math.min(0, sign * high), Math.max(0, sign * high))) {
+    const stroke = value === 0 ? "var(--line)" : "var(--grid)";
     group.append(
-      line(LEFT, y(tick.value), width - RIGHT, y(tick.value), {
-        stroke: tick.value === 0 ? "var(--line)" : "var(--grid)",
-      }),
-      text(LEFT - 8, y(tick.value) + 4.5, tick.label, { "text-anchor": "end" }),
+      line(plot.left, y(value), plot.right, y(value), { stroke }),
+      text(plot.left - 8, y(value) + 4.5, label, TO_THE_LEFT),
     );
   }
+  const plain = points([[0, 0], [RATIO_MAX, RATIO_MAX * advantage]]);
+  const bold = { stroke: signColor(sign), "stroke-width": 3, "stroke-linejoin": "round" };
   group.append(
-    svg("rect", { x: LEFT, y: top, width: width - RIGHT - LEFT, height: PANEL, fill: "none", stroke: "var(--line)" }),
-    svg("polyline", { points: points(plain), fill: "none", ...DOTTED }),
-    svg("polyline", { points: points(curve), fill: "none", stroke: signColor(sign), "stroke-width": 3, "stroke-linejoin": "round", class: "curve" }),
+    border(plot, top, PANEL),
+    svg("polyline", { points: plain, fill: "none", ...DOTTED }),
+    svg("polyline", { points: points(curve), fill: "none", ...bold, class: "curve" }),
+    deadName(plot, sign, (sign > 0 ? y(0.5 * advantage) : y(-0.88 * high)) + 4),
   );
-  // The name of the dead zone: inside it if it fits, else beside it with an arrow.
-  const fits = to - from > 92;
-  const where = fits ? (from + to) / 2 : sign > 0 ? from - 8 : to + 8;
-  const words = fits ? "no gradient" : sign > 0 ? "no gradient →" : "← no gradient";
-  const anchor = fits ? "middle" : sign > 0 ? "end" : "start";
-  const height = sign > 0 ? y(0.5 * advantage) : y(-0.88 * high);
-  group.append(haloed(where, height + 4, words, { "text-anchor": anchor, "font-weight": 600 }));
   return group;
+}
+
+// The name of the dead zone: inside it if it fits, else beside it with an arrow.
+function deadName(plot, sign, y) {
+  const [from, to] = deadEnds(plot, sign);
+  if (to - from > 92) return haloed((from + to) / 2, y, "no gradient", { ...CENTRED, ...BOLD });
+  if (sign > 0) return haloed(from - 8, y, "no gradient →", { ...TO_THE_LEFT, ...BOLD });
+  return haloed(to + 8, y, "← no gradient", BOLD);
 }
 
 // One row of the token strip: its points, with room for three counts above them.
-function tokenRow({ sign, top, x, width, edges, sideOf, tokens, shown }) {
-  const [from, to] = sign > 0 ? [x(edges.high), x(RATIO_MAX)] : [x(0), x(edges.low)];
-  const group = svg("g", {}, deadZone(from, to, top, ROW));
-  group.append(
-    svg("rect", { x: LEFT, y: top, width: width - RIGHT - LEFT, height: ROW, fill: "none", stroke: "var(--line)" }),
-  );
+function tokenRow(plot, { sign, top }, { tokens, eps_low, eps_high, advantage }) {
   const live = [];
   const dead = [];
-  const band = ROW - COUNTS - 12;
-  tokens.forEach(([ratio, advantage], i) => {
-    if (Math.sign(advantage) !== sign) return;
-    const height = top + COUNTS + 6 + (band * ((i * 0.618034) % 1)); // spread, the same at each draw
-    const list = isDead(sign, sideOf(ratio)) ? dead : live;
-    list.push(triangle(x(Math.min(ratio, RATIO_MAX)), height, sign, 3.6));
+  tokens.forEach(([ratio, ownAdvantage], i) => {
+    if (Math.sign(ownAdvantage) !== sign) return;
+    const spot = (i * 0.618034) % 1; // spreads the points over the height, the same at each draw
+    const y = top + COUNTS + 6 + (ROW - COUNTS - 12) * spot;
+    const list = isDead(sign, side(ratio, eps_low, eps_high)) ? dead : live;
+    list.push(triangle(plot.x(Math.min(ratio, RATIO_MAX)), y, sign, 3.6));
   });
-  group.append(
-    svg("path", { d: live.join(""), fill: signColor(sign), "fill-opacity": 0.75 }),
-    svg("path", { d: dead.join(""), fill: "var(--paper)", stroke: signColor(sign), "stroke-width": 1.2 }),
+  const color = signColor(sign);
+  const weight = { "font-weight": Math.sign(advantage) === sign ? 700 : 400 };
+  return svg(
+    "g",
+    {},
+    deadZone(plot, sign, top, ROW),
+    border(plot, top, ROW),
+    svg("path", { d: live.join(""), fill: color, "fill-opacity": 0.75 }),
+    svg("path", { d: dead.join(""), fill: "var(--paper)", stroke: color, "stroke-width": 1.2 }),
+    svg("path", { d: triangle(8, top + ROW / 2, sign, 5), fill: color }),
+    text(plot.left - 8, top + ROW / 2 + 4.5, SIGN_NAME[sign], { ...TO_THE_LEFT, ...weight }),
   );
-  group.append(
-    svg("path", { d: triangle(8, top + ROW / 2, sign, 5), fill: signColor(sign) }),
-    text(LEFT - 8, top + ROW / 2 + 4.5, sign > 0 ? "A > 0" : "A < 0", {
-      "text-anchor": "end",
-      "font-weight": shown ? 700 : 400,
-    }),
-  );
-  return group;
 }
 
 // The three counts of a row, each over its own region, apart from each other at any ε.
-function rowCounts({ top, x, width, edges, counts }) {
-  const bounds = [0, edges.low, edges.high, RATIO_MAX].map(x);
+function rowCounts({ x, left, right, low, high }, { top, counts }) {
+  const bounds = [0, low, high, RATIO_MAX].map(x);
   const centres = [0, 1, 2].map((i) => (bounds[i] + bounds[i + 1]) / 2);
-  const labels = ["below", "inside", "above"].map((where) => String(counts[where]));
+  const labels = [counts.below, counts.inside, counts.above].map(String);
   const gap = 12 + 8 * Math.max(...labels.map((label) => label.length));
-  const group = svg("g");
-  spread(centres, gap, LEFT + gap / 2, width - RIGHT - gap / 2).forEach((at, i) => {
-    group.append(haloed(at, top + 14, labels[i], { "text-anchor": "middle", "font-weight": 600, class: "count" }));
-  });
-  return group;
+  return spread(centres, gap, left + gap / 2, right - gap / 2).map((at, i) =>
+    haloed(at, top + 14, labels[i], { ...CENTRED, ...BOLD, class: "count" }),
+  );
+}
+
+// Each label ends or begins at its own edge, so the two can never meet; at an extreme ε it stops
+// at the border of the panel.
+function edgeLabels({ x, left, right, low, high, roomy }) {
+  const width = roomy ? 108 : 34;
+  const words = (name, value) => (roomy ? `${name} = ${fixed(value, 2)}` : fixed(value, 2));
+  const y = WEIGHT_BOTTOM + 15;
+  return [
+    haloed(Math.max(x(low) - 5, left + width), y, words("1 − ε_low", low), TO_THE_LEFT),
+    haloed(Math.min(x(high) + 5, right - width), y, words("1 + ε_high", high)),
+  ];
+}
+
+function legend({ right }, advantage) {
+  return [
+    line(right - 178, 10, right - 150, 10, { stroke: signColor(advantage), "stroke-width": 3 }),
+    text(right - 143, 14, "clipped"),
+    line(right - 80, 10, right - 52, 10, DOTTED),
+    text(right, 14, "no clip", TO_THE_LEFT),
+  ];
+}
+
+function ratioAxis({ x, left, right }) {
+  const name = "token ratio ρ = π_new / π_old";
+  return ticks(0, RATIO_MAX)
+    .flatMap(({ value, label }) => [
+      line(x(value), ROWS_BOTTOM, x(value), ROWS_BOTTOM + 5),
+      text(x(value), ROWS_BOTTOM + 19, label, CENTRED),
+    ])
+    .concat(text((left + right) / 2, ROWS_BOTTOM + 38, name, CENTRED));
+}
+
+// The corners of the two curves. The weight jumps at the edge of the dead zone.
+function curves({ low, high }, { advantage, eps_low, eps_high }) {
+  const at = (ratio) => [ratio, ppoClip(ratio, advantage, eps_low, eps_high).objective];
+  const end = [RATIO_MAX, RATIO_MAX * advantage];
+  return {
+    objective: [0, low, high, RATIO_MAX].map(at),
+    weight:
+      advantage > 0
+        ? [[0, 0], [high, high * advantage], [high, 0], [RATIO_MAX, 0]]
+        : [[0, 0], [low, 0], [low, low * advantage], end],
+  };
 }
 
 function picture(state, width) {
   const { advantage, eps_low, eps_high, tokens } = state;
-  const x = (ratio) => LEFT + ((width - RIGHT - LEFT) * ratio) / RATIO_MAX;
-  const edges = { low: 1 - eps_low, high: 1 + eps_high };
-  const bends = [0, edges.low, edges.high, RATIO_MAX];
-  const at = (ratio) => ppoClip(ratio, advantage, eps_low, eps_high);
-  const plain = [0, RATIO_MAX].map((ratio) => [ratio, ratio * advantage]);
-  const jump = advantage > 0 ? edges.high : edges.low;
-  const weight =
-    advantage > 0
-      ? [[0, 0], [jump, jump * advantage], [jump, 0], [RATIO_MAX, 0]]
-      : [[0, 0], [jump, 0], [jump, jump * advantage], [RATIO_MAX, RATIO_MAX * advantage]];
-  const counts = summary(tokens, eps_low, eps_high);
-  const shared = { x, width, advantage, edges, plain };
-
-  const root = svg("svg", {
-    viewBox: `0 0 ${width} ${HEIGHT}`,
-    height: HEIGHT,
-    role: "img",
-    "aria-label":
-      "Objective, gradient weight and tokens of the batch against the ratio; the sentence below states the result.",
-  });
-  root.append(svg("defs", {}, HATCH()));
-  root.append(
-    panel({ ...shared, top: OBJECTIVE_TOP, curve: bends.map((r) => [r, at(r).objective]) }),
-    panel({ ...shared, top: WEIGHT_TOP, curve: weight }),
-  );
-  if (width > 420) {
-    root.append(
-      line(width - RIGHT - 178, 10, width - RIGHT - 150, 10, { stroke: signColor(advantage), "stroke-width": 3 }),
-      text(width - RIGHT - 143, 14, "clipped"),
-      line(width - RIGHT - 80, 10, width - RIGHT - 52, 10, DOTTED),
-      text(width - RIGHT, 14, "no clip", { "text-anchor": "end" }),
-    );
-  }
+  const [left, right] = [LEFT, width - RIGHT];
+  const x = (ratio) => left + ((right - left) * ratio) / RATIO_MAX;
+  const plot = { x, left, right, low: 1 - eps_low, high: 1 + eps_high, roomy: width > 420 };
+  const { objective, weight } = curves(plot, state);
+  const { positive, negative } = summary(tokens, eps_low, eps_high);
   const rows = [
-    { sign: 1, top: ROWS_TOP, counts: counts.positive },
-    { sign: -1, top: ROWS_TOP + ROW, counts: counts.negative },
+    { sign: 1, top: ROWS_TOP, counts: positive },
+    { sign: -1, top: ROWS_TOP + ROW, counts: negative },
   ];
-  for (const row of rows) {
-    const sideOf = (ratio) => side(ratio, eps_low, eps_high);
-    root.append(tokenRow({ ...row, x, width, edges, tokens, sideOf, shown: row.sign === Math.sign(advantage) }));
-  }
-  root.append(line(x(1), OBJECTIVE_TOP, x(1), ROWS_BOTTOM, { "stroke-width": 1 }));
-  for (const edge of [edges.low, edges.high]) {
-    root.append(
-      line(x(edge), OBJECTIVE_TOP, x(edge), ROWS_BOTTOM, { stroke: "var(--ink)", "stroke-width": 1.5, "stroke-dasharray": "6 4" }),
-    );
-  }
-  rows.forEach((row) => root.append(rowCounts({ ...row, x, width, edges })));
+  const verticals = [[x(1), {}], [x(plot.low), DASHED], [x(plot.high), DASHED]];
   const titles = [
     [OBJECTIVE_TOP, "Objective J(ρ)"],
     [WEIGHT_TOP, "Gradient weight ∂J/∂log π"],
     [ROWS_TOP, `Tokens of the batch (${tokens.length})`],
   ];
-  for (const [top, title] of titles) root.append(haloed(LEFT, top - 6, title, { "font-weight": 600 }));
-  // Each label ends or begins at its own edge, so the two can never meet; at an extreme ε it
-  // stops at the border of the panel.
-  const roomy = width > 420;
-  const labelWidth = roomy ? 108 : 34;
-  const label = (name, value) => (roomy ? `${name} = ${fixed(value, 2)}` : fixed(value, 2));
-  const labelY = WEIGHT_TOP + PANEL + 15;
-  root.append(
-    haloed(Math.max(x(edges.low) - 5, LEFT + labelWidth), labelY, label("1 − ε_low", edges.low), { "text-anchor": "end" }),
-    haloed(Math.min(x(edges.high) + 5, width - RIGHT - labelWidth), labelY, label("1 + ε_high", edges.high)),
+  const about =
+    "Objective, gradient weight and tokens of the batch against the ratio; " +
+    "the sentence below the picture states the result.";
+  return svg(
+    "svg",
+    { viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, role: "img", "aria-label": about },
+    svg("defs", {}, hatching()),
+    panel(plot, OBJECTIVE_TOP, advantage, objective),
+    panel(plot, WEIGHT_TOP, advantage, weight),
+    ...rows.map((row) => tokenRow(plot, row, state)),
+    ...verticals.map(([at, look]) => line(at, OBJECTIVE_TOP, at, ROWS_BOTTOM, look)),
+    ...(plot.roomy ? legend(plot, advantage) : []),
+    ...rows.flatMap((row) => rowCounts(plot, row)),
+    ...titles.map(([top, title]) => haloed(left, top - 6, title, BOLD)),
+    ...edgeLabels(plot),
+    ...ratioAxis(plot),
   );
-  for (const tick of ticks(0, RATIO_MAX, 4)) {
-    root.append(
-      line(x(tick.value), ROWS_BOTTOM, x(tick.value), ROWS_BOTTOM + 5),
-      text(x(tick.value), ROWS_BOTTOM + 19, tick.label, { "text-anchor": "middle" }),
-    );
-  }
-  root.append(
-    text((LEFT + width - RIGHT) / 2, ROWS_BOTTOM + 38, "token ratio ρ = π_new / π_old", { "text-anchor": "middle" }),
-  );
-  return root;
 }
 
 // --- the view ------------------------------------------------------------------------------
 
-function mark(sign) {
-  return svg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, svg("path", { d: triangle(6, 6, sign, 5), fill: signColor(sign) }));
+function signOption(sign) {
+  const path = svg("path", { d: triangle(6, 6, sign, 5), fill: signColor(sign) });
+  const mark = svg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, path);
+  return { value: sign, label: SIGN_NAME[sign], mark };
 }
 
 function build({ state, set }) {
   const preset = (key) => state().methods.find((row) => row.key === key);
-  const defaults = (key) => ({ method: key, eps_low: preset(key).eps_low, eps_high: preset(key).eps_high });
+  const choose = (key) => {
+    const { eps_low, eps_high } = preset(key);
+    set({ method: key, eps_low, eps_high });
+  };
   const method = choice({
     label: "Method",
     options: state().methods.map(({ key, label }) => ({ value: key, label })),
-    onChoose: (key) => set(defaults(key)),
+    onChoose: choose,
   });
   const sign = choice({
     label: "Advantage sign",
-    options: [
-      { value: 1, label: "A > 0", mark: mark(1) },
-      { value: -1, label: "A < 0", mark: mark(-1) },
-    ],
+    options: [signOption(1), signOption(-1)],
     onChoose: (value) => set({ advantage: value * Math.abs(state().advantage) }),
   });
   const size = slider({
@@ -307,9 +327,12 @@ function build({ state, set }) {
     });
   const low = epsilon("ε low", "eps_low");
   const high = epsilon("ε high", "eps_high");
-  const reset = button({ label: "Reset to the paper's values", onPress: () => set(defaults(state().method)) });
+  const reset = button({
+    label: "Reset to the paper's values",
+    onPress: () => choose(state().method),
+  });
   const source = html("p", { class: "note" });
-  const key = html("p", { class: "note" }, "Hollow marks on hatching: tokens without gradient. The numbers count the tokens of each region.");
+  const key = html("p", { class: "note" }, KEY);
   return {
     controls: [method, sign, size, low, high, reset].map(({ node }) => node).concat(source, key),
     draw(now, width) {
