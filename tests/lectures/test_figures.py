@@ -245,22 +245,3 @@ def test_pages_link_to_what_exists(page):
     text = (LECTURES / page).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) if "://" not in link]
     assert [link for link in links if not (LECTURES / link).exists()] == []
-
-
-def test_every_row_of_the_notation_has_all_its_columns():
-    text = (LECTURES / "notation.md").read_text(encoding="utf-8")
-    width = 0
-    for line in text.splitlines():
-        if not line.startswith("|"):
-            width = 0
-            continue
-        width = width or line.count("|")
-        assert line.count("|") == width, line
-
-
-def test_every_algorithm_stands_in_bold_in_the_glossary():
-    glossary = (LECTURES / "notation.md").read_text(encoding="utf-8").split("## Acronyms")[1]
-    bold = {
-        re.sub(r"[. ]+", "_", name.lower()) for name in re.findall(r"\| \*\*(.+?)\*\* \|", glossary)
-    }
-    assert bold == set(ALGORITHMS)
