@@ -72,11 +72,16 @@ class Question:
 
 
 def excluding(*groups: str) -> frozenset[frozenset[str]]:
-    """Pairs within each group of names separated by spaces: ``excluding("a b c", "a d")``."""
+    """Pairs that cannot be made together, or that together are nothing new.
+
+    "a b c" is all pairs of the three; "a: b c" is a with each of the others.
+    """
     pairs = set()
     for group in groups:
-        names = group.split()
-        pairs |= {frozenset((a, b)) for a in names for b in names if a != b}
+        one, _, many = group.rpartition(":")
+        names = many.split()
+        firsts = one.split() or names
+        pairs |= {frozenset((a, b)) for a in firsts for b in names if a != b}
     return frozenset(pairs)
 
 

@@ -15,9 +15,9 @@ def generate(draw, final):
     )
     cases = []
     for prompts, group, eps in sizes:
-        # The first group's spread is below eps, the others' far above it.
+        # The first group's spread is below a large eps, the others' far above it.
         width = torch.ones(prompts, 1, dtype=torch.float64)
-        width[0] = 0.3 * eps
+        width[0] = 0.3 * eps if eps > 0.01 else 1.0
         rewards = width * draw.normal(prompts, group) + 0.7
         cases.append(Case(name=f"eps {eps}", args=(rewards,), knobs={"eps": eps}))
     rewards = draw.normal(3, 4) + 0.7
@@ -61,7 +61,10 @@ def buggy(rewards, *, eps=1e-4, ddof=1, mistakes=frozenset()):
         spread = rewards.amax(axis, keepdim=True) - rewards.amin(axis, keepdim=True)
     else:
         spread = variance.sqrt()
-    if "not_divided" in mistakes:
+    if "min_max" in mistakes:
+        low, high = rewards.amin(axis, keepdim=True), rewards.amax(axis, keepdim=True)
+        out = (rewards - low) / (high - low + eps)
+    elif "not_divided" in mistakes:
         out = centred
     elif "multiplied" in mistakes:
         out = centred * (spread + eps)
@@ -134,6 +137,12 @@ MISTAKES = (
         "range",
         "The division is by the range (largest minus smallest) instead of the standard deviation.",
         "Square the deviations, average, take the root.",
+        WHERE,
+    ),
+    Mistake(
+        "min_max",
+        "The rewards are scaled to 0..1 by the smallest and the largest of the group.",
+        "Subtract the mean and divide by the standard deviation.",
         WHERE,
     ),
     Mistake(
@@ -218,6 +227,7 @@ QUESTION = Question(
     excludes=excluding(
         "eps_missing eps_fixed eps_too_small",
         "eps_missing eps_inside_root eps_as_floor",
+        "eps_as_floor: eps_fixed eps_too_small",  # a floor of next to nothing
         "variance eps_inside_root mean_absolute_deviation range",
         "multiplied not_divided eps_as_floor",
         "not_divided eps_missing eps_fixed eps_too_small eps_inside_root variance",
@@ -228,5 +238,7 @@ QUESTION = Question(
         "batch_std wrong_axis",
         "twice not_divided",
         "twice not_centred",
+        "min_max: eps_inside_root eps_as_floor variance mean_absolute_deviation range multiplied",
+        "min_max: not_divided batch_std batch_mean not_centred",
     ),
 )

@@ -51,7 +51,11 @@ def buggy(rewards, scores, *, mistakes=frozenset()):
         values = rewards
     if "rewards_squared" in mistakes:
         values = values**2
-    top, bottom = (weight * values), weight
+    elif "rewards_centred" in mistakes:
+        values = values - rewards.mean()
+    top, bottom = weight * values, weight
+    if "norm_below" in mistakes:
+        bottom = weight.sqrt()
     if "not_normalised" in mistakes:
         out = top.mean(0)
     elif "ratio_per_sample" in mistakes:
@@ -144,6 +148,18 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "rewards_centred",
+        "The mean reward is subtracted before weighting: the result is b* minus the mean.",
+        "Use the rewards as they come.",
+        WHERE,
+    ),
+    Mistake(
+        "norm_below",
+        "The numerator is weighted with |s|², the denominator with |s|.",
+        "The weights of a weighted mean have to be the same above and below.",
+        WHERE,
+    ),
+    Mistake(
         "not_normalised",
         "The weighted rewards are averaged but not divided by the average weight.",
         "If every reward is 1, b* has to be 1.",
@@ -189,7 +205,10 @@ QUESTION = Question(
         "signed_score per_parameter",
         "unweighted centred_scores",
         "unweighted not_normalised",
-        "not_normalised ratio_per_sample upside_down",
+        "not_normalised ratio_per_sample upside_down norm_below",
+        "rewards_squared rewards_centred",
+        "norm_below unweighted",
+        "norm_below signed_score",
         "advantages_returned one_element",
     ),
 )

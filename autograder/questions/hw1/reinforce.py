@@ -38,6 +38,14 @@ def buggy(logp, advantages, *, mistakes=frozenset()):
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     if "advantage_size" in mistakes:
         advantages = advantages.abs()
+    elif "advantage_sign" in mistakes:
+        advantages = advantages.sign()
+    elif "negative_dropped" in mistakes:
+        advantages = advantages.clamp(min=0)
+    elif "advantages_ignored" in mistakes:
+        advantages = advantages * 0 + 1
+    elif "advantages_averaged" in mistakes:
+        advantages = advantages * 0 + advantages.mean()
     if "mean_log_prob" in mistakes:
         logp = logp.mean(1, keepdim=True).expand_as(logp)
     if "probabilities" in mistakes:
@@ -162,6 +170,30 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "advantage_sign",
+        "Only the sign of the advantage counts: a small advantage pushes as hard as a large one.",
+        "Multiply with the advantage itself.",
+        WHERE,
+    ),
+    Mistake(
+        "negative_dropped",
+        "Negative advantages are set to 0: bad answers are never pushed down.",
+        "Both signs count.",
+        WHERE,
+    ),
+    Mistake(
+        "advantages_ignored",
+        "The advantages have no effect: every token is pushed up alike.",
+        "That is maximum likelihood on all samples; each needs its own weight.",
+        WHERE,
+    ),
+    Mistake(
+        "advantages_averaged",
+        "Every token gets the mean of all advantages instead of its own.",
+        "Let the (batch, 1) or (batch, time) advantages broadcast.",
+        WHERE,
+    ),
+    Mistake(
         "sum_for_product",
         "The advantage is added to the log-probability instead of multiplied with it.",
         "The advantage is the weight Ψ of the score in [BL-1].",
@@ -182,9 +214,13 @@ QUESTION = Question(
     excludes=excluding(
         "probabilities ratio logp_detached",
         "mean sum mean_over_time sum_over_time",
-        "advantages_centred advantages_whitened advantage_size",
+        "advantages_centred advantages_whitened advantage_size advantage_sign negative_dropped "
+        "advantages_ignored advantages_averaged",
         "logp_detached mean_log_prob",
         "divided_by_time sum_over_time",  # together they are mean_over_time
-        "sum_for_product advantages_centred advantages_whitened advantage_size",
+        "sum_for_product advantages_centred advantages_whitened advantage_size advantage_sign "
+        "negative_dropped advantages_ignored advantages_averaged",
+        "advantages_not_detached advantages_ignored",
+        "advantages_not_detached advantage_sign",
     ),
 )

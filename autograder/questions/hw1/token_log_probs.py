@@ -26,10 +26,12 @@ def generate(draw, final):
         )
     # Gaps between logits of up to 240: exp() overflows or underflows in float32.
     logits = draw.uniform(2, 3, 4, low=-120.0, high=120.0).to(torch.float32)
+    tokens = draw.integers(4, 2, 3)
+    logits[0, 0, :2], tokens[0, 0] = torch.tensor([120.0, -120.0]), 1
     cases.append(
         Case(
             name="large logits in float32",
-            args=(logits, draw.integers(4, 2, 3)),
+            args=(logits, tokens),
             knobs={"temperature": 0.7},
             differentiable=(0,),
             weights=draw.weights(2, 3).to(torch.float32),
@@ -51,6 +53,14 @@ def buggy(logits, tokens, *, temperature=1.0, mistakes=frozenset()):
         log_probs = scaled.softmax(axis).log()
     elif "no_normaliser" in mistakes:
         log_probs = scaled
+    elif "only_maximum_subtracted" in mistakes:
+        log_probs = scaled - scaled.amax(axis, keepdim=True)
+    elif "normaliser_not_logged" in mistakes:
+        log_probs = scaled - scaled.exp().sum(axis, keepdim=True)
+    elif "temperature_not_in_normaliser" in mistakes:
+        log_probs = scaled - logits.logsumexp(axis, keepdim=True)
+    elif "temperature_only_in_normaliser" in mistakes:
+        log_probs = logits - scaled.logsumexp(axis, keepdim=True)
     else:
         log_probs = scaled - scaled.logsumexp(axis, keepdim=True)
     if "probabilities" in mistakes:
@@ -77,6 +87,8 @@ def buggy(logits, tokens, *, temperature=1.0, mistakes=frozenset()):
         picked = picked.sum(1)
     elif "mean_over_time" in mistakes:
         picked = picked.mean(1)
+    elif "mean" in mistakes:
+        picked = picked.mean()
     if "keepdim" in mistakes:
         picked = picked[..., None]
     if "detached" in mistakes:
@@ -121,8 +133,8 @@ MISTAKES = (
     ),
     Mistake(
         "log_of_softmax",
-        "The softmax is formed first and its logarithm taken afterwards: exp() has overflowed or "
-        "underflowed by then where logits are large.",
+        "The softmax is formed first and its logarithm taken afterwards: exp() has "
+        "overflowed or underflowed by then where logits are large.",
         "Use the log-softmax as one operation, or subtract logsumexp in log space.",
         WHERE,
     ),
@@ -130,6 +142,31 @@ MISTAKES = (
         "no_normaliser",
         "The logit itself is returned: the log of the normaliser is not subtracted.",
         "exp() of the result, summed over the vocabulary, has to be 1.",
+        WHERE,
+    ),
+    Mistake(
+        "only_maximum_subtracted",
+        "Only the largest logit is subtracted, not the log of the normaliser.",
+        "Subtracting the maximum is a step on the way to a stable logsumexp; the log of "
+        "the sum is still missing.",
+        WHERE,
+    ),
+    Mistake(
+        "normaliser_not_logged",
+        "The normaliser itself is subtracted instead of its logarithm.",
+        "log(a / b) = log a - log b: the sum of the exponentials needs a log, too.",
+        WHERE,
+    ),
+    Mistake(
+        "temperature_not_in_normaliser",
+        "The temperature divides the token's logit, but not the logits inside the normaliser.",
+        "Divide all logits first; both terms of [MAP-1] see the tempered logits.",
+        WHERE,
+    ),
+    Mistake(
+        "temperature_only_in_normaliser",
+        "The temperature divides the logits inside the normaliser, but not the token's own logit.",
+        "Divide all logits first; both terms of [MAP-1] see the tempered logits.",
         WHERE,
     ),
     Mistake(
@@ -197,6 +234,12 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "mean",
+        "The log-probabilities are averaged to one number instead of one per token.",
+        "Keep the shape (batch, time); what to average is decided later.",
+        WHERE,
+    ),
+    Mistake(
         "keepdim",
         "The result keeps a last axis of size 1 that gather left behind.",
         "Remove the axis you added for gather.",
@@ -223,13 +266,14 @@ QUESTION = Question(
     excludes=excluding(
         "temperature_multiplied temperature_ignored temperature_after",
         "softmax_over_time softmax_over_batch mean_over_vocabulary",
-        "log_of_softmax no_normaliser",
+        "log_of_softmax no_normaliser only_maximum_subtracted normaliser_not_logged "
+        "temperature_not_in_normaliser temperature_only_in_normaliser",
+        "temperature_multiplied temperature_ignored temperature_after "
+        "temperature_not_in_normaliser temperature_only_in_normaliser",
         "no_normaliser softmax_over_time",
         "no_normaliser softmax_over_batch",
         "argmax_token shifted shifted_wrapped shifted_late mean_over_vocabulary",
-        "sum_over_time mean_over_time",
-        "sum_over_time keepdim",
-        "mean_over_time keepdim",
+        "sum_over_time mean_over_time mean keepdim",
         "probabilities base_2",
     ),
 )

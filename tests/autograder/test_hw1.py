@@ -1,0 +1,753 @@
+"""Homework 1: right answers of every style pass, real wrong ones are named, the notebook is fit."""
+
+import math
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+import torch.nn.functional as F
+from einops import reduce, repeat
+
+from autograder.imports import forbidden_imports
+from autograder.judge import judge
+from autograder.questions import QUESTIONS
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "solutions/hw1_policy_gradient/hw1_policy_gradient.ipynb"
+HW1 = [q for q in QUESTIONS.values() if q.homework == "hw1"]
+
+
+# --- right answers, written in other ways ---------------------------------------------------
+
+
+def tlp_cross_entropy(logits, tokens, *, temperature=1.0):
+    batch, time, vocab = logits.shape
+    flat = F.cross_entropy(
+        (logits / temperature).reshape(-1, vocab), tokens.reshape(-1), reduction="none"
+    )
+    return -flat.reshape(batch, time)
+
+
+def tlp_loops(logits, tokens, *, temperature=1.0):
+    rows = []
+    for b in range(tokens.shape[0]):
+        row = []
+        for t in range(tokens.shape[1]):
+            z = logits[b, t] / temperature
+            row.append(z[int(tokens[b, t])] - torch.logsumexp(z, 0))
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
+
+
+def tlp_one_hot_einsum(logits, tokens, *, temperature=1.0):
+    hot = F.one_hot(tokens, logits.shape[-1]).to(logits.dtype)
+    return torch.einsum("btv,btv->bt", hot, (logits / temperature).log_softmax(-1))
+
+
+def tlp_by_hand(logits, tokens, *, temperature=1.0):
+    scaled = logits / temperature
+    scaled = scaled - scaled.max(-1, keepdim=True).values
+    total = scaled.exp().sum(-1).log()
+    return torch.take_along_dim(scaled, tokens[..., None], -1)[..., 0] - total
+
+
+def tlp_float32(logits, tokens, *, temperature=1.0):
+    return tlp_cross_entropy(logits.float(), tokens, temperature=temperature)
+
+
+def tlp_distribution(logits, tokens, *, temperature=1.0):
+    return torch.distributions.Categorical(logits=logits / temperature).log_prob(tokens)
+
+
+def tlp_own_tensor_in_place(logits, tokens, *, temperature=1.0):
+    mine = logits.clone()
+    mine /= temperature
+    picked = mine.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).clone()
+    picked -= mine.logsumexp(-1)
+    return picked
+
+
+def rf_loop(logp, advantages):
+    with torch.no_grad():
+        weights = advantages.expand_as(logp).clone()
+    return torch.stack([-logp[:, t] * weights[:, t] for t in range(logp.shape[1])], 1)
+
+
+def rf_data(logp, advantages):
+    return (advantages.data * -1) * logp
+
+
+def rf_einsum(logp, advantages):
+    return -torch.einsum("bt,bt->bt", logp, advantages.detach().expand(logp.shape))
+
+
+def rf_float32(logp, advantages):
+    return -(logp.float() * advantages.detach().float())
+
+
+def rf_mul_neg(logp, advantages):
+    return torch.mul(logp, advantages.detach()).neg()
+
+
+def rf_in_place(logp, advantages):
+    out = logp * 1
+    out *= -advantages.detach()
+    return out
+
+
+def rtg_python(rewards, done, *, gamma):
+    out = [[0.0] * rewards.shape[1] for _ in range(rewards.shape[0])]
+    for b, row in enumerate(rewards.tolist()):
+        carry = 0.0
+        for t in range(len(row) - 1, -1, -1):
+            carry = row[t] + (0.0 if done[b, t] else gamma * carry)
+            out[b][t] = carry
+    return torch.tensor(out, dtype=rewards.dtype)
+
+
+def rtg_double_loop(rewards, done, *, gamma):
+    done = done.bool()
+    out = torch.zeros_like(rewards)
+    for t in range(rewards.shape[1]):
+        alive = torch.ones_like(done[:, 0])
+        for k in range(t, rewards.shape[1]):
+            out[:, t] += alive * gamma ** (k - t) * rewards[:, k]
+            alive = alive & ~done[:, k]
+    return out
+
+
+def rtg_matrix(rewards, done, *, gamma):
+    time = rewards.shape[1]
+    steps = torch.arange(time)
+    episode = (done.long().cumsum(1) - done.long())[:, :, None]
+    same = episode == episode.transpose(1, 2)
+    ahead = (steps[None, :] - steps[:, None]).clamp(min=0)
+    weight = same * torch.triu(torch.ones(time, time)) * gamma**ahead
+    return torch.einsum("btk,bk->bt", weight.to(rewards.dtype), rewards)
+
+
+def rtg_float32(rewards, done, *, gamma):
+    return rtg_double_loop(rewards.float(), done, gamma=gamma)
+
+
+def rtg_where_in_place(rewards, done, *, gamma):
+    out = rewards.clone()
+    for t in range(rewards.shape[1] - 2, -1, -1):
+        out[:, t] += gamma * torch.where(done[:, t] > 0, 0.0, out[:, t + 1])
+    return out
+
+
+def bc_sum(rewards):
+    return rewards - rewards.sum() / rewards.numel()
+
+
+def bc_loop(rewards):
+    flat = rewards.flatten().tolist()
+    mean = sum(flat) / len(flat)
+    return torch.tensor([x - mean for x in flat], dtype=rewards.dtype).reshape(rewards.shape)
+
+
+def bc_projection(rewards):
+    n = rewards.numel()
+    centring = torch.eye(n, dtype=rewards.dtype) - 1 / n
+    return (centring @ rewards.reshape(-1)).view_as(rewards)
+
+
+def bc_einops(rewards):
+    return rewards - reduce(rewards, "p g -> ", "mean")
+
+
+def bc_float32(rewards):
+    rewards = rewards.float()
+    return rewards.sub(rewards.mean())
+
+
+def bc_in_place(rewards):
+    out = rewards.clone()
+    out -= rewards.mean()
+    return out
+
+
+def gc_loop(rewards):
+    return torch.stack([row - sum(row) / len(row) for row in rewards])
+
+
+def gc_einops(rewards):
+    mean = reduce(rewards, "p g -> p", "mean")
+    return rewards - repeat(mean, "p -> p g", g=rewards.shape[1])
+
+
+def gc_projection(rewards):
+    group = rewards.shape[1]
+    return rewards @ (torch.eye(group) - torch.full((group, group), 1 / group)).to(rewards.dtype)
+
+
+def gc_pairwise(rewards):
+    return (rewards[:, :, None] - rewards[:, None, :]).mean(2)
+
+
+def gc_rescaled_loo(rewards):
+    group = rewards.shape[1]
+    others = (rewards.sum(1, keepdim=True) - rewards) / (group - 1)
+    return (rewards - others) * (group - 1) / group
+
+
+def gc_float32(rewards):
+    return (rewards.float().T - rewards.float().mean(1)).T
+
+
+def gs_ddof_0(rewards, *, eps=1e-4):
+    centred = rewards - rewards.mean(1, keepdim=True)
+    return centred / (centred.square().mean(1, keepdim=True).sqrt() + eps)
+
+
+def gs_loop(rewards, *, eps=1e-4):
+    rows = []
+    for row in rewards.tolist():
+        mean = sum(row) / len(row)
+        std = math.sqrt(sum((x - mean) ** 2 for x in row) / (len(row) - 1))
+        rows.append([(x - mean) / (std + eps) for x in row])
+    return torch.tensor(rows, dtype=rewards.dtype)
+
+
+def gs_std_mean(rewards, *, eps=1e-4):
+    std, mean = torch.std_mean(rewards, dim=1, keepdim=True)
+    return (rewards - mean).div(std + eps)
+
+
+def gs_float32(rewards, *, eps=1e-4):
+    return gs_std_mean(rewards.float(), eps=eps)
+
+
+def gs_where(rewards, *, eps=1e-4):
+    alive = (rewards.amax(1) != rewards.amin(1))[:, None]
+    return torch.where(alive, gs_std_mean(rewards, eps=eps), torch.zeros_like(rewards))
+
+
+def gs_pairwise(rewards, *, eps=1e-4):
+    gaps = rewards[:, :, None] - rewards[:, None, :]
+    group = rewards.shape[1]
+    std = (gaps.square().sum((1, 2)) / (2 * group * (group - 1))).sqrt()
+    return gaps.mean(2) / (std[:, None] + eps)
+
+
+def gs_ddof_0_in_place(rewards, *, eps=1e-4):
+    out = rewards.clone()
+    out -= out.mean(1, keepdim=True)
+    out /= rewards.std(1, keepdim=True, unbiased=False) + eps
+    return out
+
+
+def loo_rescaled(rewards):
+    group = rewards.shape[1]
+    return (rewards - rewards.mean(1, keepdim=True)) * group / (group - 1)
+
+
+def loo_loop(rewards):
+    out = torch.empty_like(rewards)
+    for p in range(rewards.shape[0]):
+        for i in range(rewards.shape[1]):
+            others = [float(rewards[p, j]) for j in range(rewards.shape[1]) if j != i]
+            out[p, i] = rewards[p, i] - sum(others) / len(others)
+    return out
+
+
+def loo_matrix(rewards):
+    group = rewards.shape[1]
+    off = (1 - torch.eye(group, dtype=rewards.dtype)) / (group - 1)
+    return rewards - rewards @ off
+
+
+def loo_masked(rewards):
+    group = rewards.shape[1]
+    others = ~torch.eye(group, dtype=torch.bool)
+    return rewards - (rewards[:, None, :] * others).sum(2) / others.sum(1)
+
+
+def loo_pairwise(rewards):
+    return (rewards[:, :, None] - rewards[:, None, :]).sum(2) / (rewards.shape[1] - 1)
+
+
+def loo_float32(rewards):
+    return loo_rescaled(rewards.float())
+
+
+def ob_loop(rewards, scores):
+    top = bottom = 0.0
+    for r, s in zip(rewards.tolist(), scores.tolist(), strict=True):
+        size = sum(x * x for x in s)
+        top, bottom = top + size * r, bottom + size
+    return torch.tensor(top / bottom)
+
+
+def ob_einsum(rewards, scores):
+    return torch.einsum("n,nk,nk->", rewards, scores, scores) / torch.einsum(
+        "nk,nk->", scores, scores
+    )
+
+
+def ob_norm(rewards, scores):
+    weight = torch.linalg.vector_norm(scores, dim=1) ** 2
+    return (weight * rewards).mean() / weight.mean()
+
+
+def ob_number(rewards, scores):
+    weight = (scores**2).sum(-1)
+    return float(weight @ rewards / weight.sum())
+
+
+def ob_weights_first(rewards, scores):
+    weight = scores.pow(2).sum(1)
+    return (weight / weight.sum() * rewards).sum()
+
+
+def ob_gram(rewards, scores):
+    gram = torch.diagonal(scores @ scores.T)
+    return (gram @ rewards) / gram.sum()
+
+
+def ob_least_squares(rewards, scores):
+    """b* solves the weighted least squares of R against a constant."""
+    size = scores.norm(dim=1, keepdim=True)
+    return torch.linalg.lstsq(size, size * rewards[:, None]).solution.reshape(())
+
+
+def ob_float32(rewards, scores):
+    return ob_norm(rewards.float(), scores.float())
+
+
+EQUIVALENT = {
+    "token_log_probs": [
+        tlp_cross_entropy, tlp_loops, tlp_one_hot_einsum, tlp_by_hand, tlp_float32,
+        tlp_distribution, tlp_own_tensor_in_place,
+    ],
+    "reinforce": [rf_loop, rf_data, rf_einsum, rf_float32, rf_mul_neg, rf_in_place],
+    "reward_to_go": [rtg_python, rtg_double_loop, rtg_matrix, rtg_float32, rtg_where_in_place],
+    "batch_centered": [bc_sum, bc_loop, bc_projection, bc_einops, bc_float32, bc_in_place],
+    "group_centered": [
+        gc_loop, gc_einops, gc_projection, gc_pairwise, gc_rescaled_loo, gc_float32,
+    ],
+    "group_standardized": [
+        gs_ddof_0, gs_loop, gs_std_mean, gs_float32, gs_where, gs_pairwise, gs_ddof_0_in_place,
+    ],
+    "leave_one_out": [
+        loo_rescaled, loo_loop, loo_matrix, loo_masked, loo_pairwise, loo_float32,
+    ],
+    "optimal_baseline": [
+        ob_loop, ob_einsum, ob_norm, ob_number, ob_weights_first, ob_gram, ob_least_squares,
+        ob_float32,
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"), [(n, f) for n, answers in EQUIVALENT.items() for f in answers]
+)
+def test_an_equivalent_right_answer_gets_full_points(name, answer):
+    for seed in (0, 1, 2):
+        for cases in ("visible", "final"):
+            verdict = judge(f"hw1/{name}", answer, cases=cases, seed=seed)
+            assert verdict.passed, (verdict.cause, verdict.details)
+
+
+def test_every_question_has_at_least_five_equivalent_answers():
+    assert all(len(EQUIVALENT[q.function_name]) >= 5 for q in HW1)
+
+
+def test_the_accepted_divisor_is_named():
+    assert judge("hw1/group_standardized", gs_loop).details["note"] == "ddof 1"
+    assert judge("hw1/group_standardized", gs_ddof_0).details["note"] == "ddof 0"
+
+
+# --- wrong answers as people write them, independent of the catalogue -----------------------
+
+
+def gather(log_probs, tokens):
+    return log_probs.gather(-1, tokens[..., None])[..., 0]
+
+
+def walk(rewards, step):
+    """Fill columns from the last to the first with step(t, carry)."""
+    out, carry = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
+    for t in reversed(range(rewards.shape[1])):
+        carry = step(t, carry)
+        out[:, t] = carry
+    return out
+
+
+def rtg_done_read_late(rewards, done, *, gamma):
+    done, carry, out = done.float(), torch.zeros_like(rewards[:, 0]), torch.zeros_like(rewards)
+    for t in reversed(range(rewards.shape[1])):
+        carry = rewards[:, t] + gamma * carry
+        out[:, t] = carry
+        carry = carry * (1 - done[:, t])
+    return out
+
+
+def rtg_whole(rewards, done, *, gamma):
+    right = rtg_python(rewards, done, gamma=gamma)
+    for t in range(1, rewards.shape[1]):
+        right[:, t] = torch.where(done[:, t - 1] > 0, right[:, t], right[:, t - 1])
+    return right
+
+
+def rtg_past(rewards, done, *, gamma):
+    out = rewards.clone()
+    for t in range(1, rewards.shape[1]):
+        out[:, t] += gamma * (1 - done[:, t - 1].float()) * out[:, t - 1]
+    return out
+
+
+def rtg_no_restart(rewards, done, *, gamma):
+    return walk(rewards, lambda t, carry: rewards[:, t] + gamma * carry)
+
+
+def gs_no_eps(rewards, *, eps=1e-4):
+    return (rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, keepdim=True)
+
+
+def loo_wrong_divisor(rewards):
+    group = rewards.shape[1]
+    return rewards - (rewards.sum(1, keepdim=True) - rewards) / group
+
+
+WRONG = [
+    ("token_log_probs", lambda z, y, *, temperature: gather(z.log_softmax(-1), y),
+     "temperature_ignored"),
+    ("token_log_probs", lambda z, y, *, temperature: gather((z * temperature).log_softmax(-1), y),
+     "temperature_multiplied"),
+    ("token_log_probs", lambda z, y, *, temperature: gather((z / temperature).softmax(-1), y),
+     "probabilities"),
+    ("token_log_probs", lambda z, y, *, temperature: gather(z / temperature, y), "no_normaliser"),
+    ("token_log_probs",
+     lambda z, y, *, temperature: gather((z / temperature).log_softmax(-1)[:, :-1], y[:, 1:]),
+     "shifted"),
+    ("token_log_probs", lambda z, y, *, temperature: gather((z / temperature).log_softmax(1), y),
+     "softmax_over_time"),
+    ("token_log_probs",
+     lambda z, y, *, temperature: F.cross_entropy((z / temperature).flatten(0, 1), y.flatten(),
+                                                  reduction="none").reshape(y.shape), "negative"),
+    ("reinforce", lambda logp, a: logp * a.detach(), "missing_minus"),
+    ("reinforce", lambda logp, a: -logp * a, "advantages_not_detached"),
+    ("reinforce", lambda logp, a: -(logp * a).detach(), "logp_detached"),
+    ("reinforce", lambda logp, a: -logp.mean(1, keepdim=True) * a.detach() + 0 * logp,
+     "mean_log_prob"),
+    ("reinforce", lambda logp, a: (-logp * a.detach()).mean(), "mean"),
+    ("reinforce", lambda logp, a: (-logp * a.detach()).sum(-1), "sum_over_time"),
+    ("reinforce", lambda logp, a: -logp.exp() * a.detach(), "probabilities"),
+    ("reward_to_go", rtg_done_read_late, "done_off_by_one"),
+    ("reward_to_go", rtg_whole, "whole_return"),
+    ("reward_to_go", rtg_past, "forward_cumsum"),
+    ("reward_to_go", rtg_no_restart, "not_restarted"),
+    ("reward_to_go", lambda r, d, *, gamma: rtg_python(r, d, gamma=1.0), "gamma_forgotten"),
+    ("reward_to_go", lambda r, d, *, gamma: rtg_python(r, d, gamma=gamma) - r,
+     "own_reward_missing"),
+    ("batch_centered", lambda r: r - r.mean(1, keepdim=True), "group_mean"),
+    ("batch_centered", lambda r: r - r.mean(0), "wrong_axis"),
+    ("batch_centered", lambda r: (r - r.mean()) / r.std(), "standardised"),
+    ("group_centered", lambda r: r - r.mean(), "batch_mean"),
+    ("group_centered", lambda r: r - r.mean(0), "wrong_axis"),
+    ("group_centered", loo_rescaled, "leave_one_out"),
+    ("group_centered", lambda r: (r.reshape(r.shape[1], -1) - r.reshape(r.shape[1], -1).mean(0))
+     .reshape(r.shape), "interleaved"),
+    ("group_standardized", gs_no_eps, "eps_missing"),
+    ("group_standardized", lambda r, *, eps: gs_loop(r, eps=1e-8), "eps_too_small"),
+    ("group_standardized", lambda r, *, eps: (r - r.mean(1, keepdim=True)) / (r.std() + eps),
+     "batch_std"),
+    ("group_standardized", lambda r, *, eps: gs_loop(gs_loop(r, eps=eps), eps=eps), "twice"),
+    ("group_standardized", lambda r, *, eps: gs_loop(r.T, eps=eps).T, "wrong_axis"),
+    ("group_standardized", lambda r, *, eps: (r - r.mean(1, keepdim=True))
+     / torch.sqrt(r.var(1, keepdim=True) + eps), "eps_inside_root"),
+    ("leave_one_out", loo_wrong_divisor, "divisor_group"),
+    ("leave_one_out", gc_einops, "own_included"),
+    ("leave_one_out", lambda r: r - (r.sum() - r) / (r.numel() - 1), "batch_others"),
+    ("optimal_baseline", lambda r, s: r.mean(), "unweighted"),
+    ("optimal_baseline", lambda r, s: (s.norm(dim=1) * r).sum() / s.norm(dim=1).sum(), "norm"),
+    ("optimal_baseline", lambda r, s: (s**2 * r[:, None]).mean(0) / (s**2).mean(0),
+     "per_parameter"),
+    ("optimal_baseline", lambda r, s: ((s**2).sum(1) * r).mean(), "not_normalised"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "answer", "mistake"), WRONG)
+def test_a_wrong_answer_written_independently_is_named(name, answer, mistake):
+    for cases in ("visible", "final"):
+        verdict = judge(f"hw1/{name}", answer, cases=cases)
+        assert verdict.points < verdict.max_points
+        assert verdict.details["named"] == [mistake], (verdict.cause, verdict.details)
+
+
+OUTSIDE = [
+    ("token_log_probs", lambda z, y, *, temperature: torch.tanh(gather(z, y))),
+    ("token_log_probs", lambda z, y, *, temperature: gather((z / temperature).log_softmax(-1), y)
+     * torch.linspace(0.5, 1.5, y.shape[1])),
+    ("reinforce", lambda logp, a: -logp * a.detach() + 0.01 * logp**2),
+    ("reinforce", lambda logp, a: -3 * logp * a.detach()),
+    ("reinforce", lambda logp, a: (-logp * a.detach()).detach() - 2 * (logp - logp.detach())
+     * a.detach()),
+    ("reward_to_go", lambda r, d, *, gamma: rtg_python(r, d, gamma=gamma**0.5)),
+    ("reward_to_go", lambda r, d, *, gamma: rtg_python(r, d, gamma=gamma).flip(0)),
+    ("batch_centered", lambda r: r - r.mean() + 0.25),
+    ("batch_centered", lambda r: r - r.square().mean().sqrt()),
+    ("group_centered", lambda r: r - r.logsumexp(1, keepdim=True)),
+    ("group_centered", lambda r: (r - r.mean(1, keepdim=True))
+     * torch.arange(1.0, r.shape[0] + 1)[:, None]),
+    ("group_standardized", lambda r, *, eps: torch.tanh(gs_loop(r, eps=eps))),
+    ("leave_one_out", lambda r: loo_loop(r) * 7),
+    ("leave_one_out", lambda r: loo_loop(r).sort(1)[0]),
+    ("optimal_baseline", lambda r, s: (s.abs().sum(1) ** 3 * r).sum() / (s.abs() ** 3).sum()),
+    ("optimal_baseline", lambda r, s: r.max()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "answer"), OUTSIDE)
+def test_a_mistake_outside_the_catalogue_is_described_or_unknown_but_not_named(name, answer):
+    verdict = judge(f"hw1/{name}", answer)
+    assert not verdict.passed
+    assert verdict.details["named"] == []
+    described = ("times", "same amount", "wrong places", "factor", "right on")
+    assert "unknown" in verdict.cause or any(w in verdict.cause for w in described)
+    assert verdict.details["hint"]
+
+
+def test_the_map_finds_what_it_can_say():
+    said = {i: judge(f"hw1/{n}", f).cause for i, (n, f) in enumerate(OUTSIDE)}
+    assert "3 times" in said[3]
+    assert "gradient of logp is 2 times" in said[4]
+    assert "wrong places" in said[6]
+    assert "same amount" in said[7]
+    assert "for each row" in said[10]
+    assert "7 times" in said[12]
+    assert sum("unknown" in text for text in said.values()) < len(said) / 2
+
+
+# --- the numbers of the statements and of the known bugs ------------------------------------
+
+
+def close(actual, expected, atol=1e-3):
+    torch.testing.assert_close(actual, torch.tensor(expected), atol=atol, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def solution():
+    """The functions of the solution notebook, by name."""
+    namespace = {"torch": torch}
+    for cell in nbformat.read(SOURCE, 4).cells:
+        if cell.id.endswith("-answer"):
+            exec(cell.source, namespace)
+    return namespace
+
+
+def test_the_hand_examples_of_the_statements_are_right(solution):
+    logits = torch.log(torch.tensor([[[1.0, 2, 1], [3, 1, 1]]]))
+    tokens = torch.tensor([[1, 0]])
+    close(solution["token_log_probs"](logits, tokens), [[-0.693, -0.511]])
+    close(solution["token_log_probs"](logits, tokens, temperature=0.5), [[-0.405, -0.201]])
+    logp = torch.tensor([[-1.0, -2, -0.5], [-0.3, -1, -2]], requires_grad=True)
+    loss = solution["reinforce"](logp, torch.tensor([[2.0], [-1.0]]))
+    close(loss.detach(), [[2.0, 4, 1], [-0.3, -1, -2]])
+    close(torch.autograd.grad(loss.sum(), logp)[0], [[-2.0] * 3, [1.0] * 3])
+    rewards, done = torch.tensor([[1.0, 0, 2], [0, 3, 1]]), torch.tensor([[0, 0, 1], [0, 1, 0]])
+    close(solution["reward_to_go"](rewards, done, gamma=0.5), [[1.5, 1, 2], [1.5, 3, 1]])
+    rewards = torch.tensor([[1.0, 0, 2], [5, 5, 2]])
+    close(solution["batch_centered"](rewards), [[-1.5, -2.5, -0.5], [2.5, 2.5, -0.5]])
+    close(solution["group_centered"](rewards), [[0.0, -1, 1], [1, 1, -2]])
+    close(solution["leave_one_out"](rewards), [[0.0, -1.5, 1.5], [1.5, 1.5, -3]])
+    flat = torch.tensor([[1.0, 0, 2], [3, 3, 3]])
+    close(solution["group_standardized"](flat, eps=1e-8), [[0.0, -1, 1], [0, 0, 0]])
+    close(gs_ddof_0(flat, eps=1e-8), [[0.0, -1.225, 1.225], [0, 0, 0]])
+    scores = torch.tensor([[1.0, 0, 0], [1, 1, 1]])
+    close(solution["optimal_baseline"](torch.tensor([4.0, 0]), scores), 1.0)
+    size = scores.norm(dim=1)
+    close((size * torch.tensor([4.0, 0])).sum() / size.sum(), 1.464)
+
+
+def test_the_numbers_of_the_reflections_are_right():
+    p = torch.tensor([0.9, 0.1], dtype=torch.float64)
+    rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    score = torch.tensor([0.1, -0.9], dtype=torch.float64)
+    b = (p * score**2 * rewards).sum() / (p * score**2).sum()
+
+    def variance(baseline):
+        g = (rewards - baseline) * score
+        return float((p * g**2).sum() - (p * g).sum() ** 2)
+
+    assert float(b) == pytest.approx(0.1)
+    assert [variance(x) for x in (0.1, 0.9, 0.0)] == pytest.approx([0.0, 0.0576, 0.0009])
+    one, four = (torch.tensor([1.0] * k + [0.0] * (8 - k)) for k in (1, 4))
+    assert [float(x.std()) for x in (one, four)] == pytest.approx([0.354, 0.535], abs=1e-3)
+    assert float(four.std() / one.std()) == pytest.approx(1.512, abs=1e-3)
+    assert float(four.std(correction=0) / one.std(correction=0)) == pytest.approx(1.512, abs=1e-3)
+
+
+def test_known_numbers_of_right_and_wrong(solution):
+    """One-hot group, temperature ½, centred groups: the numbers on which the bugs were reported."""
+    hot = torch.tensor([[1.0, 0, 0, 0]])
+    close(solution["group_standardized"](hot, eps=0.0), [[1.5, -0.5, -0.5, -0.5]])
+    close(gs_ddof_0(hot, eps=0.0), [[1.732, -0.577, -0.577, -0.577]])
+    close(solution["leave_one_out"](hot), [[1.0] + [-1 / 3] * 3])
+    close(loo_wrong_divisor(hot), [[1.0] + [-0.25] * 3])
+    close(gc_einops(hot), [[0.75] + [-0.25] * 3])
+    logits, token = torch.tensor([[[2.0, 0.0]]]), torch.tensor([[0]])
+    assert float(solution["token_log_probs"](logits, token, temperature=0.5)) == pytest.approx(
+        -0.018, abs=5e-4
+    )
+    for factor, number in ((1.0, -0.127), (0.5, -0.313)):
+        wrong = gather((logits * factor).log_softmax(-1), token)
+        assert float(wrong) == pytest.approx(number, abs=5e-4)
+    pairs = torch.tensor([[1.0, 0], [1, 1]])
+    close(solution["group_centered"](pairs), [[0.5, -0.5], [0, 0]])
+    close(pairs - pairs.mean(), [[0.25, -0.75], [0.25, 0.25]])
+    close(pairs - pairs.mean(0), [[0.0, -0.5], [0, 0.5]])
+
+
+def test_eps_of_1e_8_fails_on_equal_rewards_in_float32():
+    """The property behind the stability case: rounding alone gives all eight an advantage."""
+    rewards = torch.full((1, 8), 0.7)
+    mean = sum(rewards[0]) / 8  # one of several orders of addition
+    centred = rewards - mean
+    std = centred.square().mean().sqrt()
+    assert float((centred / (std + 1e-8)).abs().max()) > 0.5
+    assert float((centred / (std + 1e-4)).abs().max()) < 2e-3
+
+
+# --- the notebook ----------------------------------------------------------------------------
+
+
+def nbgrader(cell):
+    return cell.metadata.get("nbgrader", {})
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    return nbformat.read(SOURCE, 4)
+
+
+@pytest.fixture(scope="module")
+def released(notebook):
+    """The notebook as a learner gets it, by nbgrader's own preprocessor."""
+    from copy import deepcopy
+
+    from nbgrader.preprocessors import ClearSolutions
+
+    cleared, _ = ClearSolutions().preprocess(deepcopy(notebook), {})
+    return cleared
+
+
+def test_the_solution_gets_full_points(solution):
+    points = [judge(q.id, solution[q.function_name]).points for q in HW1]
+    assert sum(points) == 20
+
+
+def test_the_untouched_release_gets_none(released):
+    namespace = {"torch": torch}
+    for cell in released.cells:
+        if cell.id.endswith("-answer"):
+            exec(cell.source, namespace)
+    for question in HW1:
+        verdict = judge(question.id, namespace[question.function_name])
+        assert verdict.points == 0
+        assert verdict.cause.startswith("Not answered yet")
+
+
+def test_each_question_has_an_answer_cell_a_check_cell_and_its_points(notebook):
+    cells = {nbgrader(c)["grade_id"]: c for c in notebook.cells if nbgrader(c)}
+    for question in HW1:
+        name = question.function_name
+        answer, checked = cells[f"{name}_answer"], cells[name]
+        assert nbgrader(answer)["solution"]
+        assert not nbgrader(answer)["grade"]
+        assert answer.source.startswith(f'def {name}{question.signature}:\n    """')
+        assert question.lecture.split(", ")[1] in answer.source
+        assert nbgrader(checked)["grade"]
+        assert nbgrader(checked)["locked"]
+        assert nbgrader(checked)["points"] == question.points
+        assert checked.source == f'check("{question.id}", {name})'
+        assert forbidden_imports(answer.source) == []
+    graded = [nbgrader(c)["points"] for c in notebook.cells if nbgrader(c).get("grade")]
+    assert sum(graded) == 20
+
+
+def test_statements_carry_the_equation_and_hints_come_in_three_steps(notebook):
+    for number in range(1, 7):
+        cell = next(c for c in notebook.cells if c.id == f"q{number}-statement")
+        assert re.search(r"\\tag\{[A-Z]+-\d+\}", cell.source)
+        assert "By hand first" in cell.source
+        hints = next(c for c in notebook.cells if c.id == f"q{number}-hints")
+        assert [f"Hint {i}" in hints.source for i in (1, 2, 3)] == [True] * 3
+
+
+def test_rubrics_and_solutions_do_not_reach_the_release(notebook, released):
+    text = "\n".join(c.source for c in notebook.cells)
+    public = "\n".join(c.source for c in released.cells)
+    assert text.count("*Rubric.*") == 8
+    for leak in ("Rubric", "BEGIN SOLUTION", "log_softmax(logits / temperature, dim"):
+        assert leak not in public
+    assert public.count("raise NotImplementedError") == 8
+    assert "assert" not in public
+
+
+def test_the_notebook_is_clean(notebook):
+    nbformat.validate(notebook)
+    ids = [c.id for c in notebook.cells]
+    assert len(ids) == len(set(ids))
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+    grade_ids = [nbgrader(c)["grade_id"] for c in notebook.cells if nbgrader(c)]
+    assert len(grade_ids) == len(set(grade_ids))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["notebook", "released"])
+def test_the_notebook_runs_from_top_to_bottom(which, request):
+    from copy import deepcopy
+
+    from nbclient import NotebookClient
+
+    executed = deepcopy(request.getfixturevalue(which))
+    NotebookClient(executed, timeout=120).execute()
+    points = {}
+    for cell in executed.cells:
+        outputs = cell.get("outputs", [])
+        assert not any(o.output_type == "error" or o.get("name") == "stderr" for o in outputs)
+        if nbgrader(cell).get("grade") and not nbgrader(cell)["solution"]:
+            # nbgrader itself reads the points of a cell from this number.
+            (result,) = [o for o in outputs if o.output_type == "execute_result"]
+            points[nbgrader(cell)["grade_id"]] = float(result["data"]["text/plain"])
+            shown = next(o for o in outputs if o.output_type == "display_data")
+            assert "<table" in shown["data"]["text/html"] or which == "notebook"
+    assert sum(points.values()) == (20 if which == "notebook" else 0)
+
+
+@pytest.mark.slow
+def test_check_in_a_learners_kernel():
+    """Refuses a library call made through another cell, shows a verdict once, and again on demand."""
+    from nbclient import NotebookClient
+    from nbformat.v4 import new_code_cell, new_notebook
+
+    define = "def batch_centered(rewards):\n    return {}"
+    sources = [
+        "import torch\nfrom autograder import check\nimport policy_gradients.advantages as pg",
+        define.format("rewards - rewards.mean()"),
+        'verdict = check("hw1/batch_centered", batch_centered)\nverdict',
+        "verdict",
+        define.format("pg.batch_centered(rewards)"),
+        'check("hw1/batch_centered", batch_centered)',
+        "from policy_gradients.advantages import batch_centered as ready\n"
+        + define.format("rewards - rewards.mean()"),
+        'check("hw1/batch_centered", batch_centered)',
+    ]
+    notebook = new_notebook(cells=[new_code_cell(s) for s in sources])
+    NotebookClient(notebook, timeout=120).execute()
+    outputs = [c.outputs for c in notebook.cells]
+    tables = [[o["data"]["text/html"] for o in outs if o["data"]["text/html"]] for outs in outputs]
+    assert [len(t) for t in tables] == [0, 0, 1, 1, 0, 1, 0, 1]
+    assert "passed" in tables[2][0]
+    assert tables[2] == tables[3]
+    for refused in (5, 7):
+        assert "policy_gradients" in tables[refused][0]
+        assert "0 of 1 point" in tables[refused][0]

@@ -1,0 +1,400 @@
+"""The judge: its contract, the order of its checks, its points and what it says."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from autograder import check
+from autograder.cases import Outcome, collect
+from autograder.judge import (
+    Verdict,
+    assess,
+    cases_for,
+    forbidden_imports,
+    judge,
+    redact,
+    refusal,
+)
+from autograder.questions import QUESTIONS
+
+IDS = list(QUESTIONS)
+WITH_GRADIENT = ["hw1/token_log_probs", "hw1/reinforce"]
+
+
+def right(question_id):
+    return QUESTIONS[question_id].reference
+
+
+def failed(verdict):
+    return verdict.details["property"]
+
+
+# The contract.
+
+
+@pytest.mark.parametrize("question_id", IDS)
+@pytest.mark.parametrize("cases", ["visible", "final"])
+def test_the_reference_gets_full_points(question_id, cases):
+    verdict = judge(question_id, right(question_id), cases=cases)
+    assert verdict.passed
+    assert verdict.cause is None
+    assert verdict.points == verdict.max_points == QUESTIONS[question_id].points
+
+
+def test_homework_1_is_worth_20_points():
+    assert sum(q.points for q in QUESTIONS.values() if q.homework == "hw1") == 20
+
+
+@pytest.mark.parametrize("call", [judge, cases_for])
+def test_an_unknown_question_raises_and_names_the_known_ones(call):
+    arguments = ("hw1/leave_two_out", len) if call is judge else ("hw1/leave_two_out",)
+    with pytest.raises(KeyError, match="hw1/leave_one_out"):
+        call(*arguments)
+
+
+def test_unknown_cases_raise():
+    with pytest.raises(ValueError, match="visible"):
+        judge("hw1/reinforce", right("hw1/reinforce"), cases="hidden")
+
+
+def test_judge_is_assess_after_collect():
+    def answer(rewards):
+        return rewards - rewards.mean(0)
+
+    cases = cases_for("hw1/group_centered", seed=3)
+    assert judge("hw1/group_centered", answer, seed=3) == assess(
+        "hw1/group_centered", cases, collect(answer, cases)
+    )
+
+
+@pytest.mark.parametrize("question_id", IDS)
+def test_seeds_give_other_numbers_and_the_same_seed_the_same(question_id):
+    first, again, other = (cases_for(question_id, seed=s) for s in (1, 1, 2))
+    assert all(torch.equal(a, b) for c, d in zip(first, again, strict=True)
+               for a, b in zip(c.args, d.args, strict=True))  # fmt: skip
+    assert not torch.equal(first[0].args[0], other[0].args[0])
+    visible = cases_for(question_id, cases="visible", seed=1)
+    assert torch.equal(
+        visible[0].args[0], cases_for(question_id, cases="visible", seed=2)[0].args[0]
+    )
+
+
+@pytest.mark.parametrize("question_id", IDS)
+def test_inputs_hide_no_bug(question_id):
+    """Two seeds, both kinds of sizes, float64, no square batch, knobs off their defaults."""
+    cases = cases_for(question_id)
+    shapes = {tuple(c.args[0].shape) for c in cases}
+    assert len(shapes) >= 3
+    assert all(s[0] != s[1] for s in shapes if len(s) > 1)
+    assert any(c.args[0].dtype == torch.float64 for c in cases)
+    half = len(cases) // 2
+    assert not torch.equal(cases[0].args[0], cases[half].args[0])
+    visible = {tuple(c.args[0].shape) for c in cases_for(question_id, cases="visible")}
+    assert shapes - visible
+
+
+def test_a_process_that_only_collects_loads_no_reference():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, autograder.cases; "
+        "print([m for m in sys.modules if m.startswith(('policy_gradients', 'autograder.q', "
+        "'autograder.j', 'toy_models'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_package_and_module_both_offer_judge():
+    import autograder
+
+    verdict = autograder.judge("hw1/batch_centered", lambda r: r - r.mean())
+    assert verdict.passed
+
+
+@pytest.mark.parametrize("question_id", IDS)
+def test_details_are_plain_data_without_tensors(question_id):
+    for answer in (right(question_id), lambda *a, **k: a[0] * 0):
+        verdict = judge(question_id, answer)
+        json.dumps(verdict.details)
+
+
+# Wrong answers that fit every question.
+
+
+def broken(question_id, change):
+    function = right(question_id)
+
+    def answer(*args, **knobs):
+        return change(function(*args, **knobs))
+
+    return answer
+
+
+@pytest.mark.parametrize("question_id", IDS)
+@pytest.mark.parametrize("factor", [0.0, 2.0, 0.5, -1.0, 1.01])
+def test_zeros_multiples_and_the_negated_answer_never_pass(question_id, factor):
+    verdict = judge(question_id, broken(question_id, lambda x: factor * x))
+    assert not verdict.passed
+    assert verdict.points == 0
+    assert "unknown" not in verdict.cause
+    words = {0.0: ["zero"], -1.0: ["sign", "cross-entropy", "minus is missing"]}
+    expected = words.get(factor, [f"{factor:g} times"])
+    assert any(word in verdict.cause for word in expected), verdict.cause
+
+
+@pytest.mark.parametrize("question_id", WITH_GRADIENT)
+def test_a_detached_answer_loses_points(question_id):
+    verdict = judge(question_id, broken(question_id, torch.Tensor.detach))
+    assert failed(verdict) == "gradient"
+    assert 0 < verdict.points < verdict.max_points
+    assert "gradient" in verdict.cause
+
+
+@pytest.mark.parametrize("question_id", IDS)
+def test_an_answer_that_writes_into_its_inputs_loses_points(question_id):
+    function = right(question_id)
+
+    def answer(*args, **knobs):
+        result = function(*args, **knobs)
+        args[0].add_(1.0)
+        return result
+
+    verdict = judge(question_id, answer)
+    assert failed(verdict) in ("inputs", "gradient", "runs")
+    assert verdict.points < verdict.max_points
+
+
+@pytest.mark.parametrize("question_id", [i for i in IDS if i != "hw1/optimal_baseline"])
+def test_an_answer_that_only_works_for_a_square_batch_is_refused(question_id):
+    function = right(question_id)
+
+    def answer(*args, **knobs):
+        result = function(*args, **knobs)
+        return result + torch.zeros(result.shape[:2]).T
+
+    verdict = judge(question_id, answer)
+    assert not verdict.passed
+    assert failed(verdict) == "runs"
+    assert "must match" in verdict.cause
+
+
+@pytest.mark.parametrize("question_id", IDS)
+@pytest.mark.parametrize(
+    ("returned", "prop"),
+    [
+        (None, "runs"),
+        ("a string", "runs"),
+        ((1, 2), "runs"),
+        (torch.zeros(17, 3), "shape"),
+    ],
+)
+def test_what_is_no_tensor_of_the_right_shape_is_refused_in_words(question_id, returned, prop):
+    verdict = judge(question_id, lambda *a, **k: returned)
+    assert (verdict.points, failed(verdict)) == (0, prop)
+    assert "unknown" not in verdict.cause
+
+
+@pytest.mark.parametrize("question_id", IDS)
+def test_integers_nan_and_a_missing_function_end_in_the_right_check(question_id):
+    rounded = broken(question_id, lambda x: x.round().long())
+    assert failed(judge(question_id, rounded)) == "floating"
+    assert failed(judge(question_id, broken(question_id, lambda x: x * math.nan))) == "finite"
+    for nothing in (None, 3, "name"):
+        verdict = judge(question_id, nothing)
+        assert (verdict.points, failed(verdict)) == (0, "callable")
+
+
+@pytest.mark.parametrize("question_id", IDS)
+def test_half_precision_inside_is_not_accurate_enough(question_id):
+    answer = broken(question_id, lambda x: x.to(torch.bfloat16).to(x.dtype))
+    assert not judge(question_id, answer).passed
+
+
+def test_an_unanswered_question_is_called_unanswered():
+    def reinforce(logp, advantages):
+        raise NotImplementedError
+
+    verdict = judge("hw1/reinforce", reinforce)
+    assert (verdict.points, failed(verdict)) == (0, "callable")
+    assert verdict.cause.startswith("Not answered yet")
+
+
+def test_an_exception_is_reported_with_its_line_and_without_numbers_of_the_input():
+    def reinforce(logp, advantages):
+        raise ValueError(f"secret {logp}")
+
+    verdict = judge("hw1/reinforce", reinforce)
+    hidden = cases_for("hw1/reinforce")[0].args[0]
+    assert "ValueError" in verdict.cause
+    assert "(line" in verdict.cause
+    everything = verdict.cause + json.dumps(verdict.details)
+    assert not any(f"{x:.4f}" in everything for x in hidden.flatten().tolist())
+
+
+def test_redaction_keeps_sizes_and_drops_decimals():
+    text = redact("size 3 must match 4: tensor([1.25, -3e-05, .5e+3])")
+    assert "size 3 must match 4" in text
+    assert "25" not in text
+    assert "5e" not in text
+
+
+def test_the_order_of_the_checks_is_the_contracts():
+    verdict = judge("hw1/token_log_probs", right("hw1/token_log_probs"))
+    assert [c["property"] for c in verdict.details["checks"]] == [
+        "callable", "runs", "shape", "floating", "finite", "value", "gradient", "inputs",
+        "stability",
+    ]  # fmt: skip
+
+
+def test_checks_after_the_first_failure_are_not_reached():
+    checks = judge("hw1/reinforce", lambda logp, advantages: logp).details["checks"]
+    passed = [c["passed"] for c in checks]
+    assert passed.index(False) == [c["property"] for c in checks].index("value")
+    assert set(passed[passed.index(False) + 1 :]) == {None}
+
+
+# Half points.
+
+
+def test_right_values_with_a_gradient_into_the_advantages_earn_half():
+    verdict = judge("hw1/reinforce", lambda logp, advantages: -logp * advantages)
+    assert (verdict.points, verdict.max_points) == (1.5, 3)
+    assert "not detached" in verdict.cause
+
+
+def test_a_gradient_into_constants_is_judged_only_where_the_statement_asks_for_detach():
+    """The other advantage functions never see an input that requires grad."""
+    for question_id in IDS:
+        constants = [c.constants for c in cases_for(question_id)]
+        assert any(constants) == (question_id == "hw1/reinforce")
+
+
+def test_the_softmax_before_the_log_earns_half_and_is_named():
+    def answer(logits, tokens, *, temperature=1.0):
+        chance = torch.softmax(logits / temperature, -1)
+        return torch.log(chance.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
+
+    verdict = judge("hw1/token_log_probs", answer)
+    assert (verdict.points, failed(verdict)) == (1.5, "stability")
+    assert "softmax" in verdict.cause
+
+
+# Outcomes may come from a foreign process.
+
+
+def test_outcomes_that_do_not_fit_cost_points_and_raise_nothing():
+    cases = cases_for("hw1/token_log_probs")
+    honest = collect(right("hw1/token_log_probs"), cases)
+    oddities = [
+        Outcome(),
+        replace(honest[0], gradients=()),
+        replace(honest[0], gradients=(torch.zeros(1),) * 9),
+        replace(honest[0], gradients=(torch.zeros(2, 2),)),
+        replace(honest[0], modified=(0, 99, -3)),
+        replace(honest[0], value=torch.tensor(True)),
+        replace(honest[0], value=torch.full((3, 5), complex(1, 2))),
+        replace(honest[0], error="<b>x</b>"),
+    ]
+    for odd in oddities:
+        verdict = assess("hw1/token_log_probs", cases, [odd, *honest[1:]])
+        assert not verdict.passed, odd
+    with pytest.raises(ValueError, match="outcomes"):
+        assess("hw1/token_log_probs", cases, honest[1:])
+
+
+def test_a_refusal_is_a_verdict_of_no_points():
+    verdict = refusal("hw1/reinforce", "Took too long.", hint="Is there an endless loop?")
+    assert isinstance(verdict, Verdict)
+    assert (verdict.points, verdict.passed, verdict.cause) == (0, False, "Took too long.")
+
+
+# Imports.
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import policy_gradients",
+        "import torch, policy_gradients.advantages as pg",
+        "from toy_models.exact import *",
+        "def f(x):\n    from autograder.judge import judge\n    return x",
+        "import importlib\nimportlib.import_module('policy_gradients.advantages')",
+        "importlib.import_module('policy_' + 'gradients')",
+        "__import__('toy_models')",
+        "exec('from policy_gradients import advantages')",
+        "import sys\nsys.modules['policy_gradients.advantages']",
+        "%matplotlib inline\nfrom policy_gradients.advantages import leave_one_out",
+        "def broken(:\n    import policy_gradients",
+    ],
+)
+def test_course_packages_are_found_however_they_are_imported(source):
+    assert forbidden_imports(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\nfrom einops import rearrange\nimport math",
+        "# import policy_gradients",
+        "'''see policy_gradients'''\nx = 'toy_models'",
+        "import my_policy_gradients",
+        "policy_gradients = 3",
+        "table['lectures'] + settings.get('solutions')",
+        "%timeit f(x)\n!ls",
+        "",
+        "def broken(:",
+    ],
+)
+def test_honest_sources_are_not_refused(source):
+    assert forbidden_imports(source) == []
+
+
+def test_check_refuses_an_answer_that_calls_the_library(capsys):
+    from policy_gradients.advantages import leave_one_out as ready
+
+    namespace = {"ready": ready}
+    exec("def leave_one_out(rewards):\n    return ready(rewards)", namespace)
+    for function in (namespace["leave_one_out"], ready):
+        verdict = check("hw1/leave_one_out", function)
+        assert (verdict.points, verdict.passed) == (0, False)
+        assert "policy_gradients" in verdict.cause
+
+
+def test_check_follows_helper_functions():
+    import policy_gradients.advantages as advantages
+
+    namespace = {"advantages": advantages}
+    exec(
+        "def helper(r):\n    return advantages.leave_one_out(r)\n"
+        "def leave_one_out(r):\n    return helper(r)\n",
+        namespace,
+    )
+    assert not check("hw1/leave_one_out", namespace["leave_one_out"]).passed
+
+
+def test_check_returns_the_verdict_and_prints_it_outside_a_notebook(capsys):
+    verdict = check("hw1/group_centered", lambda rewards: rewards - rewards.mean())
+    shown = capsys.readouterr().out
+    assert verdict == judge(
+        "hw1/group_centered", lambda rewards: rewards - rewards.mean(), cases="visible"
+    )
+    assert verdict.cause in shown
+    assert verdict.details["hint"] in shown
+    with pytest.raises(KeyError):
+        check("hw1/nothing", len)
+
+
+def test_the_table_escapes_what_a_learner_wrote():
+    from autograder.checks import as_html
+
+    def answer(rewards):
+        raise ValueError("<script>alert(1)</script>")
+
+    html = as_html(judge("hw1/batch_centered", answer))
+    assert "<script" not in html
+    assert "&lt;script" in html
