@@ -3,6 +3,7 @@
 Needs chromium; its path may stand in CHROMIUM. Screenshots are kept in test-artifacts/.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -171,25 +172,14 @@ def test_the_drawing_needs_no_kernel_and_python_hears_once(page):
 # --- JupyterLab ----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory, chromium):
-    """The address of a JupyterLab over a folder with one notebook, and nothing of the user's."""
-    home = tmp_path_factory.mktemp("lab")
+@contextlib.contextmanager
+def jupyterlab(home: Path, cells: list[nbformat.NotebookNode]):
+    """Run JupyterLab over home/notebooks/widget.ipynb, with nothing of the user's own settings."""
     folder = home / "notebooks"
     folder.mkdir()
-    cells = [
-        nbformat.v4.new_markdown_cell("# Clip region", id="title"),
-        nbformat.v4.new_code_cell(
-            "from lectures.widgets import ClipRegion\nclip = ClipRegion(method='dapo')\nclip",
-            id="widget",
-        ),
-        nbformat.v4.new_code_cell(
-            "print(clip.method, clip.advantage, clip.eps_low, clip.eps_high)", id="read"
-        ),
-    ]
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     notebook = nbformat.v4.new_notebook(cells=cells, metadata=kernel)
-    nbformat.write(notebook, folder / "clip.ipynb")
+    nbformat.write(notebook, folder / "widget.ipynb")
     settings = home / "config/lab/user-settings/@jupyterlab/apputils-extension"
     settings.mkdir(parents=True)
     quiet = {"fetchNews": "false", "checkForUpdates": False}
@@ -206,17 +196,16 @@ def lab(tmp_path_factory, chromium):
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
     command += ["--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", "--IdentityProvider.token="]
     command += [f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"]
-    log = (home / "log").open("w+")
-    server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    try:
-        yield _address(server, home / "runtime", home / "log")
-    finally:
-        server.terminate()
+    with (home / "log").open("w") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
-            server.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            server.kill()
-        log.close()
+            yield _address(server, home / "runtime", home / "log")
+        finally:
+            server.terminate()
+            try:
+                server.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                server.kill()
 
 
 def _address(server: subprocess.Popen, runtime: Path, log: Path) -> str:
@@ -233,15 +222,33 @@ def _address(server: subprocess.Popen, runtime: Path, log: Path) -> str:
     pytest.fail(f"JupyterLab did not come up:\n{log.read_text()}")
 
 
-def test_sliders_in_jupyterlab_move_the_picture_and_the_kernel(lab, page):
-    from playwright.sync_api import expect
-
-    page.goto(f"{lab}lab/tree/clip.ipynb")
-    cells = page.locator(".jp-NotebookPanel .jp-Cell")
-    expect(cells).to_have_count(3)
+def open_and_run(page, address: str) -> None:
+    page.goto(f"{address}lab/tree/widget.ipynb")
     session = "jupyterapp.shell.currentWidget?.sessionContext?.session"
     page.wait_for_function(f"{session}?.kernel?.status === 'idle'")  # else it asks which kernel
     page.evaluate("void jupyterapp.commands.execute('notebook:run-all-cells')")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory, chromium):
+    """The address of a JupyterLab with a notebook of three cells."""
+    show = "from lectures.widgets import ClipRegion\nclip = ClipRegion(method='dapo')\nclip"
+    read = "print(clip.method, clip.advantage, clip.eps_low, clip.eps_high)"
+    cells = [
+        nbformat.v4.new_markdown_cell("# Clip region", id="title"),
+        nbformat.v4.new_code_cell(show, id="widget"),
+        nbformat.v4.new_code_cell(read, id="read"),
+    ]
+    with jupyterlab(tmp_path_factory.mktemp("lab"), cells) as address:
+        yield address
+
+
+def test_sliders_in_jupyterlab_move_the_picture_and_the_kernel(lab, page):
+    from playwright.sync_api import expect
+
+    open_and_run(page, lab)
+    cells = page.locator(".jp-NotebookPanel .jp-Cell")
+    expect(cells).to_have_count(3)
     widget = page.locator(".widget")
     result = widget.locator(".result")
     expect(result).to_contain_text("DAPO: above ρ = 1.28")
