@@ -297,9 +297,10 @@ def compass(
     several panels of one method; limit : half-width of a panel in units of |∇J| (default: wide
     enough for 95 % of all samples); columns : panels per row
 
-    Each panel shows ∇J (thin, black), the estimator's expectation (thick) and its samples (thin
-    lines). An expectation off the black arrow is bias in direction, one shorter or longer is a
-    factor, the cloud is variance, and a sample in the shaded half lowers J to first order. The
+    Each panel shows ∇J (thin arrow with a ring at its tip), the estimator's expectation (thick
+    arrow) and its samples (faint lines). An expectation off the thin arrow is bias in direction,
+    one that misses the ring along it is a factor, the cloud is variance, and a sample in the
+    shaded half lowers J to first order. The
     numbers under the panel are taken in the full space, not in the plane: length of the
     expectation along ∇J, its cosine with ∇J, the samples' root-mean-square distance from it in
     units of |∇J|, and the shares of samples on the wrong side and exactly zero.
@@ -341,13 +342,21 @@ def _draw_needles(axis, mean: np.ndarray, draws: np.ndarray, color: str, limit: 
     zeros = np.zeros(len(draws))
     axis.plot([zeros, draws[:, 0]], [zeros, draws[:, 1]], color=color, alpha=0.16, linewidth=0.8)
     axis.plot(draws[:, 0], draws[:, 1], ".", color=color, alpha=0.5, markersize=3)
-    arrow = {"angles": "xy", "scale_units": "xy", "scale": 1, "zorder": 4, "headlength": 3.5}
-    arrow |= {"headaxislength": 3.5, "headwidth": 2.8, "minlength": 0.1}
-    edge = {"edgecolor": "white", "linewidth": 1.0}
-    axis.quiver(0, 0, *mean, color=color, width=0.034, gid="mean", **arrow, **edge)
-    axis.quiver(0, 0, 1, 0, color=INK, width=0.011, gid="truth", **(arrow | {"zorder": 5}))
+    _arrow(axis, mean, color, limit, gid="mean", head=15.0, tail=7.0)
+    _arrow(axis, np.array([1.0, 0.0]), INK, limit, gid="truth", head=6.0, tail=1.6)
+    axis.plot(1, 0, "o", markersize=10, markerfacecolor="none", markeredgecolor=INK, zorder=6)
     axis.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
     axis.text(-0.96 * limit, -0.96 * limit, "lowers J", fontsize=8, color="#7a4a36")
+
+
+def _arrow(axis, tip: np.ndarray, color: str, limit: float, *, gid: str, head: float, tail: float):
+    """Draw an arrow from the origin; sizes in points, the head at most half the arrow's length."""
+    points = np.linalg.norm(tip) * 155 / (2 * limit)  # a panel is about 155 points wide
+    length = max(1.0, min(1.2 * head, points / 2))
+    shape = f"simple,head_length={length},head_width={head},tail_width={tail}"
+    look = {"arrowstyle": shape, "facecolor": color, "edgecolor": "white", "linewidth": 0.7}
+    look |= {"mutation_scale": 1, "shrinkA": 0, "shrinkB": 0}
+    axis.annotate("", xy=tip, xytext=(0, 0), arrowprops=look, gid=gid, zorder=5)
 
 
 def _compass_numbers(gradient: np.ndarray, mean: np.ndarray, draws: np.ndarray) -> str:
@@ -356,10 +365,11 @@ def _compass_numbers(gradient: np.ndarray, mean: np.ndarray, draws: np.ndarray) 
     cosine = gradient @ mean / (length * np.linalg.norm(mean))
     spread = np.sqrt(((draws - mean) ** 2).sum(axis=1).mean()) / length
     wrong, zero = (draws @ gradient < 0).mean(), (draws == 0).all(axis=1).mean()
-    return (
+    numbers = (
         f"mean: length {along:.2f}, cosine {cosine:.3f}\nspread {spread:.2f} |∇J|\n"
         f"wrong side {wrong:.0%}, zero {zero:.0%}"
     )
+    return numbers.replace("-", "−")
 
 
 def _array(values: object) -> np.ndarray:

@@ -63,8 +63,8 @@ def estimates(parameters: int = 9, samples: int = 200) -> tuple[np.ndarray, dict
 
 
 def arrow(axis, gid: str) -> np.ndarray:
-    (quiver,) = [c for c in axis.collections if c.get_gid() == gid]
-    return np.array([quiver.U.item(), quiver.V.item()])
+    (note,) = [text for text in axis.texts if text.get_gid() == gid]
+    return np.array(note.xy)
 
 
 # --- the compass -----------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_compass_draws_every_sample_and_counts_in_the_full_space():
         np.testing.assert_allclose(dots.get_xydata(), draws @ plane.T, atol=1e-12)
         numbers = axis.get_xlabel()
         cosine = gradient @ mean / np.linalg.norm(gradient) / np.linalg.norm(mean)
-        assert f"cosine {cosine:.3f}" in numbers
+        assert f"cosine {cosine:.3f}".replace("-", "−") in numbers
         assert f"wrong side {(draws @ gradient < 0).mean():.0%}" in numbers
 
 
