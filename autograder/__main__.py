@@ -104,12 +104,12 @@ def run_grade(arguments) -> int:
 
     if problem := available():
         raise HomeworkError(problem)
+    release = checked_release(released(arguments.homework))
     folder = arguments.folder or Path("submissions")
     if not folder.is_dir():
         raise HomeworkError(f"{folder} is not a folder; give the folder that holds the submissions")
     if arguments.jobs < 1 or arguments.seconds < 1:
         raise HomeworkError("--jobs and --seconds must be at least 1")
-    release = checked_release(released(arguments.homework))
     output = (arguments.output or folder.resolve().parent).resolve()
     print(ISOLATION, file=sys.stderr)
     torch.set_num_threads(1)  # the tensors are tiny and --jobs already uses the processors

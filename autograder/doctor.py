@@ -83,8 +83,12 @@ def examine(homework: str, root: Path) -> list[tuple[str, str]]:
         rows.append((OK, "homework/ is byte for byte what solutions/ gives"))
     rows.append(_ids(released, homework))
     solution = root / "solutions" / homework / f"{homework}.ipynb"
-    rows.append(_marks(released, solution.read_bytes(), full=True))
-    rows.append(_marks(released, _touched(released), full=False))
+    examiner = Examiner(released)
+    try:
+        rows.append(_marks(examiner, solution.read_bytes(), full=True))
+        rows.append(_marks(examiner, _touched(released), full=False))
+    finally:
+        examiner.close()
     return rows
 
 
@@ -108,17 +112,13 @@ def _touched(released) -> bytes:
     return json.dumps(notebook).encode()
 
 
-def _marks(released, data: bytes, *, full: bool) -> tuple[str, str]:
+def _marks(examiner: Examiner, data: bytes, *, full: bool) -> tuple[str, str]:
     """The solution must earn every point and the release none."""
     what = "the solution gets full marks" if full else "the release gets no marks"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "submission.ipynb"
         path.write_bytes(data)
-        examiner = Examiner(released)
-        try:
-            marks = examiner.examine(Found("doctor", path)).marks
-        finally:
-            examiner.close()
+        marks = examiner.examine(Found("doctor", path)).marks
     wrong = [m for m in marks if m.points != (m.max_points if full else 0)]
     if wrong:
         text = "; ".join(f"{m.id} {m.points:g}/{m.max_points:g} {m.cause}" for m in wrong)

@@ -1,0 +1,278 @@
+"""A folder of submissions ends in right points, notes, feedback and gradebook, every time."""
+
+import csv
+import json
+import shutil
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from autograder import gradebook
+from autograder.discover import copy_number, discover
+from autograder.examples.make import make
+from autograder.grade import Examiner, checked_release, grade, write_csv
+from autograder.notebooks import HomeworkError
+from autograder.sandbox import Limits
+from autograder.summary import summary
+
+ROOT = Path(__file__).resolve().parents[2]
+HOMEWORK = "hw1_policy_gradient"
+RELEASE = checked_release(ROOT / f"homework/{HOMEWORK}/{HOMEWORK}.ipynb")
+EXAMPLES = ROOT / "autograder/examples" / HOMEWORK
+LIMITS = Limits(cpu_seconds=1, wall_seconds=20)
+
+# What each example must end in: points, words of the note, words of the feedback page.
+EXPECTED = {
+    "ada": (20, "", ""),
+    "ben": (12, "", "divided by G instead of by G-1"),
+    "chen": (18, "syntax error in line 1", "The notebook was called hw1 (1).ipynb"),
+    "dora": (17, "reward_to_go took longer than", "a loop that never ends"),
+    "emil": (0, "No notebook hw1_policy_gradient.ipynb was handed in", "nothing to run"),
+    "fay": (0, "not valid JSON", "opens in JupyterLab"),
+    "gus": (17, "optimal_baseline is missing", "2 cells for group_centered"),
+    "hana": (18, "uses policy_gradients", "torch, einops and the standard library"),
+}
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """The examples, graded once."""
+    output = tmp_path_factory.mktemp("class")
+    results = grade(RELEASE, EXAMPLES, output, jobs=2, limits=LIMITS)
+    return output, results
+
+
+def with_gradebook(graded, output):
+    """An output folder with the gradebook of the examples; to make a new one takes seconds."""
+    output.mkdir()
+    shutil.copy(graded[0] / "gradebook.db", output)
+
+
+def rows(output):
+    with (output / "grades.csv").open(newline="", encoding="utf-8") as file:
+        return {row["student"]: row for row in csv.DictReader(file)}
+
+
+def page(output, student):
+    return (output / "feedback" / student / f"{HOMEWORK}.html").read_text("utf-8")
+
+
+def test_the_committed_examples_are_those_of_the_release(tmp_path):
+    make(tmp_path / "examples")
+    fresh = {p.relative_to(tmp_path / "examples"): p for p in (tmp_path / "examples").rglob("*.*")}
+    kept = {p.relative_to(EXAMPLES): p for p in EXAMPLES.rglob("*.*")}
+    assert sorted(fresh) == sorted(kept)
+    for name, path in fresh.items():
+        assert path.read_bytes() == kept[name].read_bytes(), (
+            f"{name} is old; run: python -m autograder.examples.make"
+        )
+
+
+@pytest.mark.parametrize("student", EXPECTED)
+def test_each_example_ends_with_its_points_note_and_page(graded, student):
+    output, results = graded
+    points, note, words = EXPECTED[student]
+    row = rows(output)[student]
+    assert float(row["total"]) == points
+    assert float(row["max"]) == 20
+    assert sum(float(row[q.id]) for q in RELEASE.questions) == points
+    assert note in row["note"]
+    assert bool(note) == bool(row["note"])
+    assert words in page(output, student)
+    assert not next(r for r in results if r.student == student).error
+
+
+def test_the_summary_names_everyone_and_says_not_isolated(graded):
+    output, results = graded
+    text = summary(RELEASE, results, output)
+    assert all(student in text for student in EXPECTED)
+    assert "NOT ISOLATED" in text
+
+
+def test_pages_hold_no_numbers_of_inputs_and_no_source(graded):
+    output, _ = graded
+    for student in EXPECTED:
+        text = page(output, student)
+        assert "tensor(" not in text
+        assert "rewards.sum" not in text
+        assert "<script" not in text
+
+
+def test_links_on_the_pages_lead_to_lectures(graded):
+    text = page(graded[0], "ben")
+    assert "lectures/02_baselines_and_advantages.ipynb" in text
+
+
+def test_nbgrader_holds_the_points(graded):
+    output, _ = graded
+    with gradebook.opened(output / "gradebook.db") as book:
+        for student, (points, _, _) in EXPECTED.items():
+            submission = book.find_submission(HOMEWORK, student)
+            assert submission.score == points
+            assert submission.max_score == 20
+            assert not submission.needs_manual_grade
+        grade = book.find_grade("leave_one_out", HOMEWORK, HOMEWORK, "ben")
+        assert (grade.auto_score, grade.max_score) == (0, 2)
+
+
+def test_formgrader_finds_a_valid_notebook_with_the_verdicts(graded):
+    for student in EXPECTED:
+        path = graded[0] / "autograded" / student / HOMEWORK / f"{HOMEWORK}.ipynb"
+        nbformat.validate(nbformat.read(path, as_version=4))
+    assert "0 of 2 points" in path.parent.parent.parent.joinpath(
+        "ben", HOMEWORK, f"{HOMEWORK}.ipynb"
+    ).read_text("utf-8")
+
+
+def dump(output):
+    with sqlite3.connect(output / "gradebook.db") as database:
+        return sorted(database.iterdump())
+
+
+def test_grading_twice_gives_the_same_and_keeps_what_was_given_by_hand(graded, tmp_path):
+    output = tmp_path / "again"
+    shutil.copytree(graded[0], output)
+    with gradebook.opened(output / "gradebook.db") as book:
+        book.find_grade("leave_one_out", HOMEWORK, HOMEWORK, "ben").manual_score = 1.5
+        book.find_comment(
+            "leave_one_out_answer", HOMEWORK, HOMEWORK, "ben"
+        ).manual_comment = "close"
+        book.db.commit()
+    before = dump(output)
+    some = tmp_path / "some"
+    for student in ("ada", "ben"):
+        shutil.copytree(EXAMPLES / student, some / student)
+    grade(RELEASE, some, output, jobs=1, limits=LIMITS)
+    assert dump(output) == before
+    assert page(output, "ada") == page(graded[0], "ada")
+    first, second = rows(graded[0]), rows(output)
+    assert second.pop("ben")["total"] == "13.5"
+    first.pop("ben")
+    assert second == first  # those who were not graded again are still there
+    assert list((output / ".autograder/backups").glob("gradebook-*.db"))
+
+
+def test_learners_text_is_escaped_everywhere(graded, tmp_path):
+    student = '<img src=x onerror="alert(1)">'
+    notebook = json.loads(RELEASE.path.read_text("utf-8"))
+    question = next(q for q in RELEASE.questions if q.function == "reinforce")
+    notebook["cells"][question.answer]["source"] = (
+        "def reinforce(logp, advantages):\n    raise ValueError('<script>alert(2)</script>')\n"
+    )
+    folder = tmp_path / "in" / student
+    folder.mkdir(parents=True)
+    (folder / "<b>mine<b>.ipynb").write_text(json.dumps(notebook))
+    (tmp_path / "in" / "=cmd()|evil").mkdir()
+    with_gradebook(graded, tmp_path / "out")
+    grade(RELEASE, tmp_path / "in", tmp_path / "out", limits=LIMITS)
+    text = page(tmp_path / "out", student)
+    assert "alert(2)" in text
+    assert "&lt;b&gt;mine" in text
+    for raw in ("<script", "<img", "<b>mine"):
+        assert raw not in text
+    assert "'=cmd()|evil" in rows(tmp_path / "out")
+
+
+def test_an_error_of_ours_is_reported_and_the_others_are_graded(graded, tmp_path, monkeypatch):
+    for student in ("ada", "emil"):
+        shutil.copytree(EXAMPLES / student, tmp_path / "in" / student)
+    examine = Examiner.examine
+
+    def broken(self, found):
+        if found.student == "ada":
+            raise RuntimeError("planted")
+        return examine(self, found)
+
+    monkeypatch.setattr(Examiner, "examine", broken)
+    with_gradebook(graded, tmp_path / "out")
+    results = grade(RELEASE, tmp_path / "in", tmp_path / "out", limits=LIMITS)
+    assert [bool(r.error) for r in results] == [True, False]
+    found = rows(tmp_path / "out")
+    assert "NOT GRADED" in found["ada"]["note"]
+    assert found["ada"]["total"] == ""
+    assert found["emil"]["total"] == "0"
+
+
+def test_an_error_of_ours_leaves_the_earlier_grade(tmp_path):
+    path = tmp_path / "grades.csv"
+    row = {"student": "ada", "homework": "hw1"}
+    write_csv(path, [row | {"total": "20", "max": "20", "note": ""}])
+    write_csv(path, [row | {"note": "NOT GRADED, planted"}])
+    assert rows(tmp_path)["ada"]["total"] == "20"
+
+
+def test_a_name_like_a_formula_stays_one_learner(tmp_path):
+    for total in ("1", "2"):
+        row = {"student": "=cmd()|evil", "homework": "hw1", "total": total}
+        write_csv(tmp_path / "grades.csv", [row])
+    assert [(n, r["total"]) for n, r in rows(tmp_path).items()] == [("'=cmd()|evil", "2")]
+
+
+def test_a_foreign_table_is_not_overwritten(tmp_path):
+    path = tmp_path / "grades.csv"
+    path.write_text("name,mark\nada,1\n")
+    with pytest.raises(HomeworkError, match="not a table of ours"):
+        write_csv(path, [{"student": "ada", "homework": "hw1", "total": "1"}])
+    assert path.read_text() == "name,mark\nada,1\n"
+
+
+def test_a_folder_without_submissions_is_an_error(tmp_path):
+    with pytest.raises(HomeworkError, match="holds no submissions"):
+        grade(RELEASE, tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "expected", "words"),
+    [
+        (["a/hw1_policy_gradient/hw1_policy_gradient.ipynb", "a/hw1_policy_gradient.ipynb"],
+         "a/hw1_policy_gradient/hw1_policy_gradient.ipynb", "2 notebooks"),
+        (["a/hw1 (2).ipynb", "a/hw1 (10).ipynb", "a/hw1.ipynb"], "a/hw1 (10).ipynb", "3 notebooks"),
+        (["a/HW1-Copy1.ipynb"], "a/HW1-Copy1.ipynb", "was called"),
+        (["a/hw1_policy_gradient_ann.ipynb"], "a/hw1_policy_gradient_ann.ipynb", "was called"),
+        (["a/final.ipynb"], "a/final.ipynb", "was called final.ipynb"),
+        (["a/upload/hw1_policy_gradient.ipynb"], "a/upload/hw1_policy_gradient.ipynb", ""),
+        (["a/hw2_clipping_and_gae/hw2_clipping_and_gae.ipynb"], None, ""),
+        (["a/one.ipynb", "a/two.ipynb"], None, "2 notebooks, none called"),
+        (["a/.ipynb_checkpoints/hw1_policy_gradient.ipynb"], None, ""),
+        (["a.ipynb"], "a.ipynb", ""),
+        (["a.ipynb", "a/hw1.ipynb"], "a/hw1.ipynb", "also a file a.ipynb"),
+    ],
+)  # fmt: skip
+def test_files_are_found_whatever_they_are_called(tmp_path, files, expected, words):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    (one,) = discover(tmp_path, HOMEWORK)
+    assert one.student == "a"
+    assert one.path == (tmp_path / expected if expected else None)
+    assert words in " ".join(one.notes)
+
+
+def test_links_are_not_followed(tmp_path):
+    secret = tmp_path / "gradebook"
+    secret.write_text("{}")
+    (tmp_path / "in/a").mkdir(parents=True)
+    (tmp_path / "in/a" / f"{HOMEWORK}.ipynb").symlink_to(secret)
+    assert discover(tmp_path / "in", HOMEWORK)[0].path is None
+
+
+def test_copy_numbers():
+    for stem, number in {
+        "hw1": 0, "HW1": 0, "hw1_policy_gradient": 0, "hw1-policy-gradient": 0, "hw1 (1)": 1,
+        "hw1_policy_gradient (12)": 12, "hw1_policy_gradient-Copy3": 3, "hw1 copy": 1,
+        "hw10": None, "hw2_clipping_and_gae": None, "ada": None,
+    }.items():  # fmt: skip
+        assert copy_number(stem, HOMEWORK) == number, stem
+
+
+def test_results_beside_the_examples_would_not_dirty_the_repository():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone: there is no git to ask")
+    for name in ("gradebook.db", "grades.csv", ".autograder/lock", "feedback/a/b", "autograded/a"):
+        path = EXAMPLES.parent / name
+        done = subprocess.run(["git", "check-ignore", "-q", str(path)], cwd=ROOT)
+        assert done.returncode == 0, path

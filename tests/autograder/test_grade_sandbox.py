@@ -1,0 +1,185 @@
+"""A learner's function runs elsewhere, within limits, and only plain data comes back."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from autograder import wire
+from autograder.cases import Case
+from autograder.sandbox import Cell, Limits, Sandbox, encode_cases, read_outcomes
+
+X = torch.tensor([[1.0, -2.0, 0.1]], dtype=torch.float64)
+CASES = encode_cases([Case("one", (X,), {}, differentiable=(0,), weights=torch.ones_like(X))])
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(Limits(cpu_seconds=1, wall_seconds=4, memory_mb=512)) as sandbox:
+        yield sandbox
+
+
+def run(sandbox, source, *before):
+    cells = [Cell("imports", "import torch"), *before, Cell("answer", source)]
+    return sandbox.run(cells, "answer", "f", CASES)
+
+
+def test_values_and_gradients_come_back_exactly(sandbox):
+    (outcome,) = run(sandbox, "def f(x):\n    return 3 * x").outcomes
+    assert torch.equal(outcome.value, 3 * X)
+    assert outcome.value.dtype == torch.float64
+    assert torch.equal(outcome.gradients[0], torch.full_like(X, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def f(x):\n    while True:\n        pass", "took longer than"),
+        ("import time\ndef f(x):\n    time.sleep(60)", "took longer than"),
+        ("def f(x):\n    raise SystemExit(3)", "stopped with SystemExit"),
+        ("import os\ndef f(x):\n    os._exit(0)", "ended the Python process"),
+        (
+            "import os\ndef f(x):\n    os.kill(os.getpid(), 11)",
+            "ended the Python process (SIGSEGV)",
+        ),
+        ("f = 3", "is not a function"),
+        ("g = 3", "is not defined"),
+        ("def f(x):\n    return x.expand(2_000_000, 1, 3)", "cannot be sent"),
+    ],
+)
+def test_whatever_ends_badly_ends_in_words(sandbox, source, words):
+    result = run(sandbox, source)
+    assert result.outcomes is None
+    assert words in result.problem
+    # and the worker serves the next question
+    assert run(sandbox, "def f(x):\n    return x").outcomes is not None
+
+
+def test_signals_cannot_be_ignored_to_gain_time(sandbox):
+    source = (
+        "import signal\nfor s in (signal.SIGXCPU, signal.SIGTERM):\n"
+        "    signal.signal(s, signal.SIG_IGN)\ndef f(x):\n    while True:\n        pass"
+    )
+    start = time.monotonic()
+    assert "took longer" in run(sandbox, source).problem
+    assert time.monotonic() - start < 6
+
+
+def test_memory_is_limited(sandbox):
+    (outcome,) = run(sandbox, "def f(x):\n    return torch.zeros(10**10)").outcomes
+    assert "memory" in outcome.error
+    assert outcome.value is None
+
+
+def test_disk_is_limited(sandbox):
+    source = "def f(x):\n    open('big', 'wb').write(b'0' * 10**8)\n    return x"
+    result = run(sandbox, source)
+    assert result.outcomes is None or result.outcomes[0].error
+
+
+def test_an_endless_cell_is_named(sandbox):
+    result = run(sandbox, "def f(x):\n    return x", Cell("mine", "while True:\n    pass"))
+    assert result.slow_cell == "mine"
+
+
+def test_an_error_in_a_cell_costs_that_statement_only(sandbox):
+    result = run(sandbox, "check('hw1', 1)\ndef f(x):\n    return x\nplot(f)")
+    assert result.outcomes is not None
+    assert "NameError" in result.errors["answer"]
+
+
+@pytest.mark.parametrize("module", ["policy_gradients", "toy_models", "autograder.judge"])
+def test_the_course_packages_cannot_be_imported(sandbox, module):
+    source = f"import importlib\ndef f(x):\n    importlib.import_module('{module}')\n    return x"
+    (outcome,) = run(sandbox, source).outcomes
+    assert "not available" in outcome.error
+
+
+def test_environment_and_working_folder_are_empty(sandbox, monkeypatch):
+    monkeypatch.setenv("SECRET_OF_THE_TEST", "1")
+    source = (
+        "import os\ndef f(x):\n"
+        "    assert not os.listdir('.'), 'files'\n"
+        "    assert 'SECRET_OF_THE_TEST' not in os.environ, 'environment'\n"
+        "    open('left', 'w').write('x')\n    return x"
+    )
+    for _ in range(2):  # what one question leaves behind, the next does not find
+        (outcome,) = run(sandbox, source).outcomes
+        assert outcome.error == ""
+
+
+def test_the_worker_holds_no_reference(sandbox):
+    source = (
+        "import sys\ndef f(x):\n"
+        "    ours = ('policy_gradients', 'toy_models', 'autograder')\n"
+        "    found = [m for m in sys.modules if m.split('.')[0] in ours]\n"
+        "    assert not found, found\n    return x"
+    )
+    (outcome,) = run(sandbox, source).outcomes
+    assert outcome.error == ""
+
+
+def test_one_question_cannot_reach_the_next(sandbox):
+    run(sandbox, "import torch\ntorch.Tensor.__mul__ = None\ndef f(x):\n    return x")
+    (outcome,) = run(sandbox, "def f(x):\n    return 3 * x").outcomes
+    assert torch.equal(outcome.value, 3 * X)
+
+
+def test_a_killed_worker_is_replaced(sandbox):
+    run(sandbox, "def f(x):\n    return x")
+    os.kill(sandbox._process.pid, 9)
+    assert run(sandbox, "def f(x):\n    return x").outcomes is not None
+
+
+def test_closing_leaves_no_process_and_no_file():
+    with Sandbox() as own:
+        assert run(own, "def f(x):\n    return x").outcomes is not None
+        pid, folder = own._process.pid, Path(own._folder.name)
+    assert not folder.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_format_carries_what_we_use_exactly():
+    tree = {
+        "a": [1, 2.5, None, True, "x", math.inf],
+        "b": (torch.tensor([1.0, math.nan, -math.inf]), torch.tensor([[True]])),
+        "c": torch.randn(3, 2, dtype=torch.float32),
+        "d": torch.zeros(0, 4, dtype=torch.int64),
+    }
+    back = wire.loads(wire.dumps(tree))
+    assert back["a"] == tree["a"]
+    sent, received = ([*t["b"], t["c"], t["d"]] for t in (tree, back))
+    for one, two in zip(sent, received, strict=True):
+        assert one.dtype == two.dtype
+        assert torch.equal(one.nan_to_num(7.0), two.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"pickle": "x"},
+        {"tensor": {"dtype": "float64", "shape": [2], "data": [1.0], "requires_grad": False}},
+        {"tensor": {"dtype": "object", "shape": [], "data": [1], "requires_grad": False}},
+        {"tensor": {"dtype": "int64", "shape": [1], "data": ["1"], "requires_grad": False}},
+        {"tensor": {"dtype": "int64", "shape": [-1], "data": [1], "requires_grad": False}},
+        {"tensor": {"dtype": "float64", "shape": [], "data": [1.0]}},
+        {"dict": [1]},
+        {"a": 1, "b": 2},
+    ],
+)
+def test_anything_else_is_refused(message):
+    with pytest.raises(wire.WireError):
+        wire.loads(json.dumps(message).encode())
+
+
+def test_only_complete_outcomes_are_read():
+    fields = {"value": None, "kind": "tensor", "gradients": (), "modified": (), "error": ""}
+    assert len(read_outcomes(wire.encode([fields]))) == 1
+    for change in ({"error": 3}, {"gradients": [1]}, {"modified": (1.5,)}, {"extra": 1}):
+        with pytest.raises(wire.WireError):
+            read_outcomes(wire.encode([fields | change]))

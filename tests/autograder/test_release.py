@@ -1,0 +1,126 @@
+"""homework/ is what solutions/ gives: byte for byte, without solutions, never half written."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from autograder.notebooks import HomeworkError
+from autograder.release import generate, homeworks, release, solution_lines, verify
+
+ROOT = Path(__file__).resolve().parents[2]
+HOMEWORK = "hw1_policy_gradient"
+SOURCE = ROOT / "solutions" / HOMEWORK / f"{HOMEWORK}.ipynb"
+TARGET = ROOT / "homework" / HOMEWORK / f"{HOMEWORK}.ipynb"
+
+
+@pytest.fixture
+def course(tmp_path):
+    """A course of its own, released."""
+    for room in ("solutions", "homework"):
+        shutil.copytree(ROOT / room / HOMEWORK, tmp_path / room / HOMEWORK)
+    return tmp_path
+
+
+def edit(course, change):
+    """Rewrite the solution of a course after `change` has worked on its cells."""
+    path = course / "solutions" / HOMEWORK / f"{HOMEWORK}.ipynb"
+    notebook = json.loads(path.read_text("utf-8"))
+    change({cell["id"]: cell for cell in notebook["cells"]}, notebook)
+    path.write_text(json.dumps(notebook), "utf-8")
+
+
+@pytest.mark.parametrize("homework", homeworks())
+def test_homework_is_what_release_would_generate(homework):
+    assert release(homework, check=True) == []
+
+
+def test_two_generations_are_byte_for_byte_equal(tmp_path):
+    first = generate(HOMEWORK, ROOT, tmp_path / "one") / TARGET.name
+    second = generate(HOMEWORK, ROOT, tmp_path / "two") / TARGET.name
+    assert first.read_bytes() == second.read_bytes() == TARGET.read_bytes()
+
+
+def test_the_release_holds_ids_no_outputs_and_no_solution():
+    notebook = json.loads(TARGET.read_text("utf-8"))
+    assert all(cell["id"] for cell in notebook["cells"])
+    assert not any(cell.get("outputs") for cell in notebook["cells"])
+    text = "".join("".join(cell["source"]) for cell in notebook["cells"])
+    assert "SOLUTION" not in text
+    assert text.count("raise NotImplementedError") == 8
+    assert "Rubric" not in text
+
+
+def test_a_change_is_released_and_the_old_file_kept(course):
+    old = (course / "homework" / HOMEWORK / TARGET.name).read_bytes()
+    edit(course, lambda cells, _: cells["title"].update(source="# A new title"))
+    assert [c.what for c in release(HOMEWORK, course, check=True)] == ["changed"]
+    assert (course / "homework" / HOMEWORK / TARGET.name).read_bytes() == old  # check only looks
+    assert [c.what for c in release(HOMEWORK, course)] == ["changed"]
+    assert release(HOMEWORK, course) == []
+    (kept,) = (course / ".autograder/backups").rglob("*.ipynb")
+    assert kept.read_bytes() == old
+
+
+def leave_the_solution_in(cells, _):
+    answer = cells["reinforce-answer"]
+    answer["metadata"]["nbgrader"]["solution"] = False
+    answer["source"] = "".join(answer["source"]).replace("### ", "# ")
+
+
+def forget_an_id(cells, notebook):
+    del cells["title"]["id"]
+
+
+def no_answer_before_the_check(cells, notebook):
+    notebook["cells"].remove(cells["reinforce-answer"])
+
+
+def open_region(cells, _):
+    answer = cells["reinforce-answer"]
+    answer["source"] = "".join(answer["source"]).replace("### END SOLUTION", "")
+
+
+def check_of_nothing(cells, _):
+    cells["reinforce-check"]["source"] = "assert True"
+
+
+def twice_the_same_label(cells, _):
+    nbgrader = cells["reinforce-answer"]["metadata"]["nbgrader"]
+    nbgrader["grade_id"] = cells["token-log-probs-answer"]["metadata"]["nbgrader"]["grade_id"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        leave_the_solution_in,
+        forget_an_id,
+        no_answer_before_the_check,
+        open_region,
+        check_of_nothing,
+        twice_the_same_label,
+    ],
+)
+def test_a_malformed_solution_is_refused_and_the_release_stays(course, damage):
+    old = (course / "homework" / HOMEWORK / TARGET.name).read_bytes()
+    edit(course, damage)
+    with pytest.raises(HomeworkError):
+        release(HOMEWORK, course)
+    assert (course / "homework" / HOMEWORK / TARGET.name).read_bytes() == old
+
+
+def test_a_leaked_line_is_seen(tmp_path):
+    """Had nbgrader left a line of a solution in, verify would say so."""
+    secret, public = solution_lines(json.loads(SOURCE.read_text("utf-8"))["cells"])
+    released = json.loads(TARGET.read_text("utf-8"))
+    released["cells"][0]["source"] = min(secret - public)
+    path = tmp_path / TARGET.name
+    path.write_text(json.dumps(released), "utf-8")
+    with pytest.raises(HomeworkError, match="still holds text of the solution"):
+        verify(SOURCE, path)
+
+
+def test_an_unknown_homework_is_named_with_the_known_ones():
+    with pytest.raises(HomeworkError, match=HOMEWORK):
+        release("hw9_nothing")
