@@ -478,14 +478,13 @@ def _weighted_scores(policy, prompt, reward) -> tuple[Tensor, Tensor, Tensor]:
 # --- contrast within a group --------------------------------------------------------------------
 
 
-def zero_contrast_probability(p: Tensor | float, group: int) -> Tensor:
+def zero_contrast_probability(p: Tensor | float, group: int) -> Tensor | float:
     """p^G + (1-p)^G: the chance that a group of 0/1 rewards is all right or all wrong.
 
-    p : (...) probability of a right response, in [0, 1]     returns : (...). Lecture 08.
+    p       : probability of a right response, in [0, 1]; a number or a tensor (...)
+    returns : the same kind as p. Lecture 08.
     """
-    p = _probability(p)
-    if not isinstance(group, int) or group < 1:
-        raise ValueError(f"group must be a positive whole number, got {group!r}")
+    _check_probability(p, group)
     return p**group + (1 - p) ** group
 
 
@@ -495,11 +494,12 @@ def prompt_weight(p: Tensor | float, group: int, advantage: Estimator) -> Tensor
     Formula: w = E[A | right] - E[A | wrong], the other G-1 rewards binomial. Constant 1 for
     leave-one-out, (G-1)/G for group-centred; what standardising does to hard prompts is its shape.
 
-    p         : (...) probability of a right response, in [0, 1]
+    p         : probability of a right response, in [0, 1]; a number or a tensor (...)
     advantage : rewards (n, group) -> (n, group)
-    returns   : (...)
+    returns   : (...) in the dtype of p; float64 for a number
     """
-    p = _probability(p)
+    _check_probability(p, group)
+    p = p if isinstance(p, Tensor) else torch.tensor(p, dtype=torch.float64)
     right = torch.arange(group + 1)
     rewards = (torch.arange(group) < right[:, None]).to(p.dtype)  # (G+1, G), `right` ones first
     weights = advantage(rewards)
@@ -509,12 +509,12 @@ def prompt_weight(p: Tensor | float, group: int, advantage: Estimator) -> Tensor
     return (binomial * (weights[1:, 0] - weights[:-1, -1])).sum(-1)
 
 
-def _probability(p: Tensor | float) -> Tensor:
-    p = torch.as_tensor(p)
-    p = p if p.is_floating_point() else p.to(torch.get_default_dtype())
-    if not bool(((p >= 0) & (p <= 1)).all()):
-        raise ValueError(f"a probability must lie in [0, 1], got {p.tolist()}")
-    return p
+def _check_probability(p: Tensor | float, group: int) -> None:
+    inside = (p >= 0) & (p <= 1)
+    if not (bool(inside.all()) if isinstance(p, Tensor) else inside):
+        raise ValueError(f"a probability must lie in [0, 1], got {p}")
+    if not isinstance(group, int) or group < 1:
+        raise ValueError(f"group must be a positive whole number, got {group!r}")
 
 
 # --- KL estimators, placed in the loss or in the reward -----------------------------------------
