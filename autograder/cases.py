@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One call: ``function(*args, **knobs)``.
 
@@ -62,16 +62,20 @@ def collect(function, cases) -> list[Outcome]:
 
 
 def _outcome(function, case: Case) -> Outcome:
+    with torch.enable_grad():
+        return _called(function, case)
+
+
+def _called(function, case: Case) -> Outcome:
     tracked = case.differentiable + case.constants
     leaves = [a.clone().requires_grad_(i in tracked) for i, a in enumerate(case.args)]
     # A copy of the leaf, not the leaf: torch would refuse to write into a leaf, and we want to
     # see the write.
     given = [leaf.clone() if leaf.requires_grad else leaf for leaf in leaves]
     try:
-        with torch.enable_grad():
-            result = function(*given, **case.knobs)
+        result = function(*given, **case.knobs)
         value, kind = _plain(result)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Outcome(error=_describe(error, function), modified=_modified(given, case.args))
     gradients: tuple[torch.Tensor | None, ...] = (None,) * len(tracked)
     error_text = ""
@@ -117,7 +121,7 @@ def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _describe(error: Exception, function) -> str:
+def _describe(error: BaseException, function) -> str:
     """Type, message and the line inside the learner's code, on one line."""
     message = " ".join(str(error).split())
     code = getattr(function, "__code__", None)

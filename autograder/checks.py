@@ -11,6 +11,7 @@ from autograder.questions import find
 from autograder.questions.base import LECTURES
 
 LABELS = {
+    "imports": "imports only what is allowed",
     "callable": "answered with a function",
     "runs": "runs on every input",
     "shape": "shape",
@@ -34,7 +35,7 @@ def check(question_id: str, function) -> Verdict:
     find(question_id)
     refused = refused_imports(function)
     if refused:
-        verdict = refusal(question_id, import_refusal(refused), hint=IMPORT_HINT)
+        verdict = refusal(question_id, import_refusal(refused), hint=IMPORT_HINT, prop="imports")
     else:
         verdict = judge(question_id, function, cases="visible")
     _show(verdict)

@@ -16,6 +16,7 @@ import types
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -397,14 +398,26 @@ def matches(question, cases, expected, outcomes, size: int) -> list[tuple[str, .
         if size == 2 and frozenset(chosen) in question.excludes:
             continue
         for variant in question.variants:
-            candidate = partial(question.buggy, mistakes=frozenset(chosen), **variant)
             if all(
-                _same(question, case, want, got, collect(candidate, [case])[0], ending)
+                _same(question, case, want, got, _imitate(question, case, chosen, variant), ending)
                 for case, want, got, ending in zip(cases, expected, outcomes, endings, strict=True)
             ):
                 found.append(chosen)
                 break
     return found
+
+
+_imitations: WeakKeyDictionary[Case, dict] = WeakKeyDictionary()
+
+
+def _imitate(question, case, chosen, variant) -> Outcome:
+    """What the mistakes do on a case; kept as long as the case, which many answers may share."""
+    kept = _imitations.setdefault(case, {})
+    key = (question.id, chosen, tuple(variant.items()))
+    if key not in kept:
+        wrong = partial(question.buggy, mistakes=frozenset(chosen), **variant)
+        kept[key] = _clean(case, collect(wrong, [case])[0])
+    return kept[key]
 
 
 def _ending(question, case, want, got) -> str:
@@ -430,7 +443,7 @@ def _same(question, case, want, got: Outcome, other: Outcome, ending) -> bool:
         return False
     if not _alike(question, case, got.value, other.value):
         return False
-    pairs = zip(got.gradients, _clean(case, other).gradients, strict=True)
+    pairs = zip(got.gradients, other.gradients, strict=True)
     return all(_alike(question, case, a, b) for a, b in pairs)
 
 

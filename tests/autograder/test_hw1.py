@@ -725,7 +725,7 @@ def test_the_notebook_runs_from_top_to_bottom(which, request):
 
 @pytest.mark.slow
 def test_check_in_a_learners_kernel():
-    """Refuses a library call made through another cell, shows a verdict once, and again on demand."""
+    """A library call through another cell is refused; a verdict is shown once, and on demand."""
     from nbclient import NotebookClient
     from nbformat.v4 import new_code_cell, new_notebook
 

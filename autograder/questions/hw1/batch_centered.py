@@ -64,7 +64,7 @@ MISTAKES = (
     ),
     Mistake(
         "wrong_axis",
-        "The mean runs over the prompts, separately for each response number.",
+        "The mean runs over one axis only, the prompts, separately for each response number.",
         "One number for the whole batch.",
         WHERE,
     ),

@@ -24,7 +24,8 @@ def generate(draw, final):
     rewards[1] = 0.625  # exact in binary: the computed mean is exactly this, too
     cases.append(Case(name="one group all equal", args=(rewards,), knobs={"eps": 0.1}))
     # 0.7 and 0.1 are not: the computed mean misses them by a rounding error.
-    rewards = torch.tensor([[0.7] * 8, [0.1] * 8, [1.0, 0.0, 0.25, 0.5, 0.75, 0.3, 0.9, 0.6]])
+    rows = [[0.7] * 8, [0.1] * 8, [1.0, 0.0, 0.25, 0.5, 0.75, 0.3, 0.9, 0.6]]
+    rewards = torch.tensor(rows, dtype=torch.float32)
     cases.append(
         Case(
             name="groups without contrast in float32",
@@ -190,7 +191,7 @@ MISTAKES = (
     ),
     Mistake(
         "twice",
-        "The result is standardised twice.",
+        "The result is normalised twice: standardised, and then standardised again.",
         "Once is enough; the second pass only changes what eps does.",
         WHERE,
     ),

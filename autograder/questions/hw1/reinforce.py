@@ -76,7 +76,7 @@ WHERE = "01, [PG-6]"
 MISTAKES = (
     Mistake(
         "missing_minus",
-        "The minus is missing: minimising this makes good tokens less likely.",
+        "The minus sign is missing: minimising this makes good tokens less likely.",
         "The objective is maximised, a loss is minimised.",
         WHERE,
     ),

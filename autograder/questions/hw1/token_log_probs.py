@@ -275,5 +275,6 @@ QUESTION = Question(
         "argmax_token shifted shifted_wrapped shifted_late mean_over_vocabulary",
         "sum_over_time mean_over_time mean keepdim",
         "probabilities base_2",
+        "only_maximum_subtracted argmax_token",  # zero everywhere
     ),
 )
