@@ -142,10 +142,10 @@ def maxrl(rewards: Tensor) -> Tensor:
 
 
 def optimal_baseline(rewards: Tensor, scores: Tensor) -> Tensor:
-    """The constant baseline of least variance: b* = Σ |s_i|² r_i / Σ |s_i|².  [BL-4]
+    """The constant baseline of least variance: b* = Σ |u_i|² r_i / Σ |s_i|².  [BL-4]
 
-    s_i is the score ∇ log π of sample i, not ∇π. Rewards are averaged with the weight their
-    score has in the variance, so b* is the mean reward only when |s|² and r are uncorrelated.
+    u_i is the score ∇ log π of sample i, not ∇π. Rewards are averaged with the weight their
+    score has in the variance, so b* is the mean reward only when |u|² and r are uncorrelated.
     For exact expectations scale each score by the square root of its probability.
     Weaver and Tao 2001; Greensmith et al. 2004.
 

@@ -4,8 +4,8 @@ A policy of `toy_models.policies` gives every response a probability, and there 
 list them (27 for V = L = 3), so J, its gradient, the mean and the variance of any estimator and
 the KL divergence are sums, exact to rounding. Lectures compare every derivation with them.
 
-Names used below: s(y) = grad log pi(y) is the score of a response, s_t(y) that of its token t
-(s = sum_t s_t), D the number of parameters, N the number of responses, G the group size.
+Names used below: u(y) = grad log pi(y) is the score of a response, u_t(y) that of its token t
+(u = sum_t u_t), D the number of parameters, N the number of responses, G the group size.
 Gradients are flat vectors (D,), the parameters in the order of `policy.parameters()`.
 
 Where a function says *prompt* it takes one prompt, (L,) or (1, L); *prompts* may be several,
@@ -150,7 +150,7 @@ def expected_reward(policy: Policy, prompts: Tensor, reward: Reward) -> Tensor:
 
 
 def exact_gradient(policy: Policy, prompts: Tensor, reward: Reward) -> Tensor:
-    """grad J = mean over prompts of sum_y pi(y) R(y) s(y) [PG-4]: (parameters,)."""
+    """grad J = mean over prompts of sum_y pi(y) R(y) u(y) [PG-4]: (parameters,)."""
     return flat_gradient(expected_reward(policy, prompts, reward), policy)
 
 
@@ -229,12 +229,12 @@ def gradient_moments(
     token_weights: Tensor | None = None,
     behaviour: Policy | None = None,
 ) -> Moments:
-    """Exact moments of the estimate (1/G) sum_i A_i s_i from one group per prompt.
+    """Exact moments of the estimate (1/G) sum_i A_i u_i from one group per prompt.
 
     estimator     : rewards (n, group) -> weights A (n, group), or token-level weights
                     (n, group, time); any function of `policy_gradients.advantages`, or your own
     token_weights : (responses, time) or (prompts, responses, time), factors w_t(y) that depend on
-                    the response: the estimate becomes (1/G) sum_i A_i sum_t w_t(y_i) s_t(y_i).
+                    the response: the estimate becomes (1/G) sum_i A_i sum_t w_t(y_i) u_t(y_i).
                     1/|y| gives the per-sequence mean, a detached ratio an importance weight, a
                     perfect critic's advantage (with A = 1) an actor-critic. Rows follow
                     `responses_of(policy)`.
@@ -400,7 +400,7 @@ def estimate_distribution(
     group: int,
     token_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Every value that the estimate (1/G) sum_i A_i s_i can take, with its probability.
+    """Every value that the estimate (1/G) sum_i A_i u_i can take, with its probability.
 
     Arguments as in `gradient_moments`, for one prompt. Enumerates which responses a group holds
     (order ignored): 378 cases for G = 2 and 27 responses, 27,405 for G = 4; more than 500,000
@@ -430,7 +430,7 @@ def sample_estimates(
     count: int,
     seed: int | torch.Generator,
 ) -> Tensor:
-    """`count` independent sampled estimates (1/G) sum_i A_i s_i: (count, parameters).
+    """`count` independent sampled estimates (1/G) sum_i A_i u_i: (count, parameters).
 
     Here the estimator sees all `count` groups as rows (count, group), as in training, so batch
     statistics work too (then the rows are one batch, and not independent). Lecture 01.
@@ -448,7 +448,7 @@ def variance_trace(policy: Policy, prompt: Tensor, reward: Reward, baseline) -> 
     """Trace of the covariance of one sample's (R - b) s, for every constant baseline b [BL-3].
 
     baseline : a number or a tensor (...) of them
-    returns  : (...), E[(R - b)^2 |s|^2] - |grad J|^2: a parabola in b
+    returns  : (...), E[(R - b)^2 |u|^2] - |grad J|^2: a parabola in b
     """
     probs, rewards, table = _weighted_scores(policy, prompt, reward)
     squares = table.square().sum(-1)
@@ -458,7 +458,7 @@ def variance_trace(policy: Policy, prompt: Tensor, reward: Reward, baseline) -> 
 
 
 def exact_optimal_baseline(policy: Policy, prompt: Tensor, reward: Reward) -> Tensor:
-    """b* = E[|s|^2 R] / E[|s|^2] [BL-4], the lowest point of `variance_trace`: a scalar, points.
+    """b* = E[|u|^2 R] / E[|u|^2] [BL-4], the lowest point of `variance_trace`: a scalar, points.
 
     (`policy_gradients.advantages.optimal_baseline` estimates it from samples.)
     """
@@ -489,7 +489,7 @@ def zero_contrast_probability(p: Tensor | float, group: int) -> Tensor | float:
 
 
 def prompt_weight(p: Tensor | float, group: int, advantage: Estimator) -> Tensor:
-    """Factor w with E[(1/G) sum_i A_i s_i] = w grad p, for 0/1 rewards. Lecture 08.
+    """Factor w with E[(1/G) sum_i A_i u_i] = w grad p, for 0/1 rewards. Lecture 08.
 
     Formula: w = E[A | right] - E[A | wrong], the other G-1 rewards binomial. Constant 1 for
     leave-one-out, (G-1)/G for group-centred; what standardising does to hard prompts is its shape.
@@ -553,7 +553,7 @@ def kl_in_reward(
     per_token: bool,
     to_go: bool = True,
 ) -> Tensor:
-    """Scalar whose gradient is E[k . s]: the estimator k paid as a reward, not differentiated.
+    """Scalar whose gradient is E[k . u]: the estimator k paid as a reward, not differentiated.
 
     per_token : False pays k of the whole response's log-ratio to all its tokens; True pays each
                 token its own k and, with `to_go`, those of the tokens after it
