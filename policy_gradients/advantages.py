@@ -142,7 +142,7 @@ def maxrl(rewards: Tensor) -> Tensor:
 
 
 def optimal_baseline(rewards: Tensor, scores: Tensor) -> Tensor:
-    """The constant baseline of least variance: b* = Σ |u_i|² r_i / Σ |s_i|².  [BL-4]
+    """The constant baseline of least variance: b* = Σ |u_i|² r_i / Σ |u_i|².  [BL-4]
 
     u_i is the score ∇ log π of sample i, not ∇π. Rewards are averaged with the weight their
     score has in the variance, so b* is the mean reward only when |u|² and r are uncorrelated.
