@@ -8,6 +8,7 @@ bytes.
 import html
 import os
 import re
+from itertools import repeat
 from pathlib import Path
 
 from autograder.checks import LABELS
@@ -53,7 +54,7 @@ h1 { font-size: 26px; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywher
   font-weight: 700; color: #fff; background: #b3400a; }
 .right .badge { background: #00714f; }
 .half .badge { background: #8a6100; }
-.unanswered .badge { background: #6b7280; }
+.unanswered .badge, .written .badge { background: #6b7280; }
 .title { font-weight: 650; }
 .title span { display: block; font-weight: 400; color: #5b6470; font-size: 14px; }
 code { font: 14px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
@@ -78,7 +79,10 @@ def page(release, result, score, place: Path) -> str:
     lie in; links to the lectures are relative to it.
     """
     if result.submission.steps:
-        cards = "\n".join(_card(mark, place) for mark in result.marks)
+        remarks = [score.comments.get(release.cells[q.answer].grade_id) for q in release.questions]
+        points = [score.by_cell[mark.grade_id] for mark in result.marks]
+        cards = "\n".join(map(_card, result.marks, points, remarks, repeat(place)))
+        cards += _written(release, score)
     else:
         cards = NOTHING.format(len(result.marks))
     title = homework_title(release.name)
@@ -122,7 +126,26 @@ def _notes(result, score) -> str:
     )
 
 
-def _card(mark, place: Path) -> str:
+def _written(release, score) -> str:
+    """A card for each written answer that has points or a grader's comment."""
+    worth = {m.grade_id: m.points for m in release.manual}
+    cards = []
+    for label in (release.cells[index].grade_id for index in release.written):
+        comment = score.comments.get(label)
+        if not comment and not worth.get(label):
+            continue
+        points = f"<b>{score.by_cell[label]:g}</b> / {worth[label]:g}" if worth.get(label) else ""
+        cards.append(f"""<section class="card written">
+<div class="head"><div class="badge" role="img" aria-label="written answer">✎</div>
+<div class="title">{_h(label.replace("_", " ").capitalize())}</div>
+<div class="points">{points}</div></div>
+{_list([("Your instructor", _h(comment))] if comment else [])}
+</section>""")
+    return "\n".join(cards)
+
+
+def _card(mark, points: float, remark: str | None, place: Path) -> str:
+    """points : from the gradebook; remark : what a grader wrote about this answer."""
     question = find(mark.id)
     kind = "half" if mark.status == "wrong" and mark.points else mark.status
     symbol, words = BADGES[kind]
@@ -131,15 +154,15 @@ def _card(mark, place: Path) -> str:
 <div class="head">
 <div class="badge" role="img" aria-label="{words}">{symbol}</div>
 <div class="title">{_h(question.title)}<span><code>{_h(call)}</code></span></div>
-<div class="points"><b>{mark.points:g}</b> / {mark.max_points:g}</div>
+<div class="points"><b>{points:g}</b> / {mark.max_points:g}</div>
 </div>
-{_explanation(mark, place)}
+{_list(_explanation(mark, place) + ([("Your instructor", _h(remark))] if remark else []))}
 </section>"""
 
 
-def _explanation(mark, place: Path) -> str:
+def _explanation(mark, place: Path) -> list[tuple[str, str]]:
     if mark.status == "right":
-        return ""
+        return []
     details = mark.details
     rows = []
     if failed := details["property"]:
@@ -152,6 +175,13 @@ def _explanation(mark, place: Path) -> str:
     if details["hint"]:
         rows.append(("Hint", _h(details["hint"])))
     rows.append(("Read again", lecture_link(details["lecture"], place)))
+    return rows
+
+
+def _list(rows: list[tuple[str, str]]) -> str:
+    """Terms and texts (HTML) side by side."""
+    if not rows:
+        return ""
     return "<dl>" + "".join(f"<dt>{term}</dt><dd>{text}</dd>" for term, text in rows) + "</dl>"
 
 

@@ -14,7 +14,7 @@ import queue
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autograder import feedback, gradebook
@@ -50,7 +50,7 @@ class Result:
     marks: tuple[Mark, ...] = ()
     notes: tuple[str, ...] = ()
     unanswered: frozenset[str] = frozenset()
-    submission: Submission | None = None
+    submission: Submission | None = field(default=None, repr=False)
     error: str = ""
 
 

@@ -22,15 +22,17 @@ KEPT = 20
 
 @dataclass(frozen=True)
 class Score:
-    """What the gradebook says about one student: automatic and manual points together.
+    """What the gradebook says about one learner: automatic and manual points together.
 
     by_cell : grade id -> points. pending : written answers that wait for a grader.
+    comments : grade id of an answer cell -> what a grader wrote there in formgrader.
     """
 
     total: float
     maximum: float
     by_cell: dict[str, float]
     pending: int
+    comments: dict[str, str]
 
 
 def backup(database: Path, folder: Path) -> Path | None:
@@ -143,9 +145,15 @@ def score(book, release: Release, student: str) -> Score:
         cell.grade_id: book.find_grade(cell.grade_id, release.name, release.name, student)
         for cell in (*release.questions, *release.manual)
     }
+    answers = (*(q.answer for q in release.questions), *release.written)
+    comments = {
+        label: book.find_comment(label, release.name, release.name, student).manual_comment
+        for label in (release.cells[index].grade_id for index in answers)
+    }
     return Score(
         total=sum(float(g.score or 0.0) for g in grades.values()),
         maximum=sum(float(g.max_score) for g in grades.values()),
         by_cell={name: float(g.score or 0.0) for name, g in grades.items()},
         pending=sum(bool(g.needs_manual_grade) for g in grades.values()),
+        comments={label: text for label, text in comments.items() if text},
     )

@@ -137,9 +137,8 @@ def test_grading_twice_gives_the_same_and_keeps_what_was_given_by_hand(graded, t
     shutil.copytree(graded[0], output)
     with gradebook.opened(output / "gradebook.db") as book:
         book.find_grade("leave_one_out", HOMEWORK, HOMEWORK, "ben").manual_score = 1.5
-        book.find_comment(
-            "leave_one_out_answer", HOMEWORK, HOMEWORK, "ben"
-        ).manual_comment = "close"
+        comment = book.find_comment("leave_one_out_answer", HOMEWORK, HOMEWORK, "ben")
+        comment.manual_comment = "close <call>"
         book.db.commit()
     before = dump(output)
     some = tmp_path / "some"
@@ -150,6 +149,8 @@ def test_grading_twice_gives_the_same_and_keeps_what_was_given_by_hand(graded, t
     assert page(output, "ada") == page(graded[0], "ada")
     first, second = rows(graded[0]), rows(output)
     assert second.pop("ben")["total"] == "13.5"
+    assert "1.5</b> / 2" in page(output, "ben")
+    assert "Your instructor</dt><dd>close &lt;call&gt;" in page(output, "ben")
     first.pop("ben")
     assert second == first  # those who were not graded again are still there
     assert list((output / ".autograder/backups").glob("gradebook-*.db"))
