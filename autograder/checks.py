@@ -143,8 +143,8 @@ def findings(verdict: Verdict) -> list[tuple[str, str]]:
         return [("accepted as", details["note"])] if details["note"] else []
     difference = details["difference"]
     pairs = [
-        ("fails first", LABELS[details["property"]]),
-        ("input", details["case"] if details["property"] != "callable" else ""),
+        ("fails first", LABELS[details["property"]] if details["case"] else ""),
+        ("input", details["case"]),
         ("largest difference", f"{percent(difference)} of the largest entry" if difference else ""),
         ("likely cause", verdict.cause),
         ("hint", details["hint"]),

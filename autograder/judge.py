@@ -140,7 +140,7 @@ def _verdict(question, checks, cause, *, hint="", lecture="", named=(), note="")
         "question": question.id,
         "title": question.title,
         "property": failed.get("property", ""),
-        "case": failed.get("case", ""),
+        "case": "" if failed.get("property") == "callable" else failed.get("case", ""),
         "difference": failed.get("difference"),
         "hint": hint,
         "lecture": lecture or question.lecture,
