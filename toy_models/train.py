@@ -134,6 +134,7 @@ def train(
     ends the run, `History.stopped` says so), FloatingPointError for a gradient that is not finite.
     """
     row = _row(algorithm, beta)
+    bare = replace(row, kl="none", kl_coefficient=0.0)
     _check_knobs(row, steps, group, inner_steps, learning_rate, reference_every, max_rounds)
     prompts = check_prompts(prompts)
     optimise = optimizer(policy.parameters(), lr=learning_rate)
@@ -156,10 +157,11 @@ def train(
             break
         batch = _batch(policy, reference, row, rollout, learner_temperature)
         for inner in range(inner_steps):
-            logp = policy.log_probs(
-                rollout.prompts, rollout.responses, temperature=learner_temperature
-            )
-            batch = replace(batch, logp=logp)
+            if inner > 0:  # the first update has it already: at ratio 1, logp is logp_old
+                logp = policy.log_probs(
+                    rollout.prompts, rollout.responses, temperature=learner_temperature
+                )
+                batch = replace(batch, logp=logp)
             value = row.loss(batch) if loss is None else _own_loss(loss, row, batch)
             optimise.zero_grad()
             value.backward()
@@ -169,14 +171,14 @@ def train(
                 rollout.reward,
                 value.item(),
                 _clip_gradient(policy, max_grad_norm, f"{row.name}, step {step}, inner {inner}"),
-                *_switched_off(loss, row, batch),
+                *_switched_off(loss, bare, batch),
                 rollout.zero_contrast,
                 rollout.sampled,
-                *observe(reference, rollout),
+                *observe(reference, rollout, batch.logp),
             )
             records.append(seen)
             optimise.step()
-    final = observe(reference, draw.round())
+    final = observe(reference, draw.round(), None)
     return History(row.name, seed, tuple(records), final, stopped)
 
 
@@ -294,19 +296,16 @@ def _no_contrast(row: Algorithm, step: int, rounds: int, reward: float) -> str:
 
 
 def _batch(policy, reference, row: Algorithm, rollout: _Rollout, temperature: float) -> Batch:
-    """Everything of a step that stays constant during its inner updates."""
-    with torch.no_grad():
-        mask = policy.mask(rollout.responses)
-        logp_old = policy.log_probs(rollout.prompts, rollout.responses, temperature=temperature)
-        logp_ref = None
-        if row.needs_reference:
-            logp_ref = reference.log_probs(
-                rollout.prompts, rollout.responses, temperature=temperature
-            )
-        rewards = row.sequence_rewards(rollout.rewards.flatten(), logp_old, logp_ref, mask)
-        advantages = row.advantage(rewards.view_as(rollout.rewards))
+    """What the first update of a step needs; later ones replace `logp` only."""
+    mask = policy.mask(rollout.responses)
+    logp = policy.log_probs(rollout.prompts, rollout.responses, temperature=temperature)
+    logp_old, logp_ref = logp.detach(), None
+    if row.needs_reference:
+        logp_ref = reference.log_probs(rollout.prompts, rollout.responses, temperature=temperature)
+    rewards = row.sequence_rewards(rollout.rewards.flatten(), logp_old, logp_ref, mask)
+    advantages = row.advantage(rewards.view_as(rollout.rewards))
     return Batch(
-        logp=logp_old,
+        logp=logp,
         advantages=advantages.reshape(-1, 1),
         mask=mask,
         logp_old=logp_old,
@@ -358,14 +357,13 @@ def _nothing(logp: Tensor) -> Tensor:
     return torch.zeros_like(logp)
 
 
-def _switched_off(loss: Loss | None, row: Algorithm, batch: Batch) -> tuple[float, float]:
+def _switched_off(loss: Loss | None, bare: Algorithm, batch: Batch) -> tuple[float, float]:
     """Shares of tokens with A > 0 and with A < 0 whose gradient is exactly zero: the clipped ones.
 
-    Read off the gradient itself (without the KL term), so it holds for every surrogate, per token
-    or per sequence, and for a learner's own loss.
+    Read off the gradient itself (`bare` is the row without its KL term), so it holds for every
+    surrogate, per token or per sequence, and for a learner's own loss.
     """
     leaf = replace(batch, logp=batch.logp.detach().requires_grad_())
-    bare = replace(row, kl="none", kl_coefficient=0.0)
     value = bare.loss(leaf) if loss is None else _call_own(loss, bare, leaf)
     (gradient,) = torch.autograd.grad(value, leaf.logp)
     dead = gradient == 0
@@ -396,7 +394,7 @@ def _exact_observer(policy: Policy, start: Policy, prompts: Tensor, reward: Rewa
     logp_start = response_log_probs(start, prompts)
 
     @torch.no_grad()
-    def observe(reference: Policy, _: _Rollout) -> State:
+    def observe(reference: Policy, rollout: _Rollout, logp_now: Tensor | None) -> State:
         logp = response_log_probs(policy, prompts)
         probs = logp.exp()
 
@@ -414,12 +412,15 @@ def _exact_observer(policy: Policy, start: Policy, prompts: Tensor, reward: Rewa
 
 def _sampled_observer(policy: Policy, start: Policy, prompts: Tensor, reward: Reward):
     @torch.no_grad()
-    def observe(reference: Policy, rollout: _Rollout) -> State:
-        def logp(of: Policy) -> Tensor:
+    def observe(reference: Policy, rollout: _Rollout, logp_now: Tensor | None) -> State:
+        def whole(of: Policy) -> Tensor:
             return of.log_probs(rollout.prompts, rollout.responses).sum(-1)
 
-        now = logp(policy)
-        kls = [(now - logp(other)).mean().item() for other in (start, reference)]
-        return State(math.nan, -now.mean().item(), *kls)
+        now = whole(policy) if logp_now is None else logp_now.sum(-1)
+        to_start = (now - whole(start)).mean().item()
+        to_ref = to_start
+        if reference is not start:
+            to_ref = (now - whole(reference)).mean().item()
+        return State(math.nan, -now.mean().item(), to_start, to_ref)
 
     return observe
