@@ -400,9 +400,9 @@ def test_kl_shaped_rewards():
     near(gap, [[-0.1, 0.0, 4.2]], 1e-12)  # a mask with a hole (a tool's output)
     empty = pg.shape_rewards_with_kl(tensor([5.0]), logp, ref, torch.zeros(1, 3), beta=0.1)
     near(empty, [[0.0, 0.0, 0.0]], 0)
-    graph = pg.shape_rewards_with_kl(
-        tensor([5.0]), logp.requires_grad_(), ref, torch.ones(1, 3), beta=0.1
-    )
+    scores = tensor([5.0]).requires_grad_()
+    logp.requires_grad_()
+    graph = pg.shape_rewards_with_kl(scores, logp, ref, torch.ones(1, 3), beta=0.1)
     assert not graph.requires_grad
 
 
