@@ -130,6 +130,12 @@ def pattern(maps: list[Map]) -> tuple[str, str] | None:
         found = look(wrong)
         if found:
             return found
+    nearly = max(float((m.got - m.want).abs().max()) / m.scale for m in wrong)
+    if nearly < 0.02:
+        return (
+            f"is close to the right one (within {100 * nearly:.1g} %), but not equal",
+            "Is something rounded, computed in half precision, or a small term added?",
+        )
     if len(wrong) < len(maps):
         named = " and ".join(dict.fromkeys(f'"{m.case.name}"' for m in wrong))
         return (

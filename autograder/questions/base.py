@@ -1,4 +1,13 @@
-"""What a question is: `Question` and `Mistake`, and helpers to draw its inputs."""
+"""What a question is: `Question` and `Mistake`, and helpers to draw its inputs.
+
+A question is one small module, e.g. `autograder/questions/hw1/leave_one_out.py`: a generator of
+cases, ``buggy`` with its switches, the list of mistakes, and a `Question` that ties them to the
+reference. Write ``buggy`` apart from the reference, so that a test can compare the two. Choose
+inputs on which every mistake shows: sizes that differ from each other, knobs off their defaults,
+no ratio or difference that is accidentally 1 or 0. Mistakes that are nothing new together (one
+undoes or hides the other) go into ``excludes``. Two mistakes that no case tells apart are reported
+as "A or B"; add a case that separates them.
+"""
 
 import hashlib
 from collections.abc import Callable

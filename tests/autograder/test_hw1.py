@@ -507,7 +507,7 @@ def test_a_mistake_outside_the_catalogue_is_described_or_unknown_but_not_named(n
     verdict = judge(f"hw1/{name}", answer)
     assert not verdict.passed
     assert verdict.details["named"] == []
-    described = ("times", "same amount", "wrong places", "factor", "right on")
+    described = ("times", "same amount", "wrong places", "factor", "right on", "close to")
     assert "unknown" in verdict.cause or any(w in verdict.cause for w in described)
     assert verdict.details["hint"]
 
@@ -699,6 +699,63 @@ def test_the_notebook_is_clean(notebook):
             assert cell.execution_count is None
     grade_ids = [nbgrader(c)["grade_id"] for c in notebook.cells if nbgrader(c)]
     assert len(grade_ids) == len(set(grade_ids))
+
+
+def source_of(notebook, cell_id):
+    return next(c.source for c in notebook.cells if c.id == cell_id)
+
+
+@pytest.mark.parametrize("choice", ["0/1", "graded"])
+def test_the_experiment_shows_what_its_reflection_says(notebook, choice, capsys):
+    """0/1: V helps below a mean reward of about .18 and hurts above; graded: V never hurts."""
+    source = source_of(notebook, "experiment-run").replace('choice = "0/1"', f'choice = "{choice}"')
+    exec(source, {"torch": torch, "prediction": "(b)"})
+    shown = capsys.readouterr().out
+    assert "(b)" in shown
+    table = [[float(x) for x in line.split()] for line in shown.splitlines()[1:7]]
+    for _skill, mean, none, value, best, ratio in table:
+        assert best <= min(none, value) + 1e-4
+        assert (ratio < 1) == (mean < 0.18 or choice == "graded")
+    if choice == "0/1":
+        assert table[0][5] < 1 < table[-1][5]
+
+
+def test_the_planted_bugs_show_hide_and_are_two(notebook, capsys):
+    step, probe = source_of(notebook, "bug-step"), source_of(notebook, "bug-probe")
+    fix_axis = ("mean(dim=0", "mean(dim=1")
+    fix_temperature = ("logits * temperature", "logits / temperature")
+
+    def run(*fixes, rewards=None, temperature=None):
+        source = step
+        for old, new in fixes:
+            assert old in source
+            source = source.replace(old, new)
+        test = probe
+        if rewards:
+            test = re.sub(
+                r"rewards = torch.tensor\(.*?\)", f"rewards = torch.tensor({rewards})", test
+            )
+        if temperature:
+            test = test.replace("temperature = 0.5", f"temperature = {temperature}")
+        space = {"torch": torch}
+        exec(source + "\n" + test, space)
+        slope = space["slope"][:, 0].reshape(space["rewards"].shape)
+        return slope, space["logp"].detach().exp() / space["drawn_from"], space["rewards"]
+
+    slope, ratio, rewards = run(fix_axis, fix_temperature)
+    torch.testing.assert_close(slope, -(rewards - rewards.mean(1, keepdim=True)))
+    torch.testing.assert_close(ratio, torch.ones_like(ratio))
+    slope, ratio, _ = run()
+    assert (slope.sum(1).abs() > 0.1).all()
+    assert (slope.sum(0).abs() < 1e-5).all()
+    assert ((ratio - 1).abs() > 0.05).any()
+    hidden = "[[1.0, 0.0], [0.0, 1.0]]"
+    slope, _, rewards = run(rewards=hidden)
+    torch.testing.assert_close(slope, -(rewards - rewards.mean(1, keepdim=True)))
+    _, ratio, _ = run(temperature=1.0)
+    torch.testing.assert_close(ratio, torch.ones_like(ratio))
+    assert run(fix_temperature)[0].sum(1).abs().max() > 0.1  # each fix alone is not enough
+    capsys.readouterr()
 
 
 @pytest.mark.slow
