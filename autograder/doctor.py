@@ -1,5 +1,6 @@
 """`python -m autograder doctor`: is everything fit for grading? Prints a table, changes nothing."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def examine(homework: str, root: Path) -> list[tuple[str, str]]:
     """The state of one homework."""
     try:
         changes = release(homework, root, check=True)
-        released = checked_release(root / "homework" / homework / f"{homework}.ipynb")
+        released = checked_release(homework, root)
     except HomeworkError as problem:
         return [(FAILURE, str(problem))]
     rows = []
@@ -105,7 +106,7 @@ def _ids(released, homework: str) -> tuple[str, str]:
 
 def _touched(released) -> bytes:
     """The release with a comment in each answer, so that the stubs are really called."""
-    notebook = json.loads(released.path.read_text(encoding="utf-8"))
+    notebook = copy.deepcopy(released.notebook)
     for question in released.questions:
         cell = notebook["cells"][question.answer]
         cell["source"] = released.cells[question.answer].source + "\n# touched"

@@ -165,7 +165,7 @@ def _explanation(mark, place: Path) -> list[tuple[str, str]]:
         return []
     details = mark.details
     rows = []
-    if failed := details["property"]:
+    if (failed := details["property"]) and mark.status != "unanswered":
         where = f", on the input “{_h(details['case'])}”" if details["case"] else ""
         rows.append(("First failing check", f"{_h(LABELS.get(failed, failed))}{where}"))
     difference = details["difference"]

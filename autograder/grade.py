@@ -21,8 +21,9 @@ from autograder import feedback, gradebook
 from autograder.discover import Found, discover
 from autograder.judge import assess, cases_for, redact, refusal
 from autograder.normalise import Submission, normalise
-from autograder.notebooks import HomeworkError, Release, load_release
+from autograder.notebooks import HomeworkError, Release
 from autograder.questions import QUESTIONS
+from autograder.release import ROOT, pristine
 from autograder.sandbox import Cell, Limits, Run, Sandbox, encode_cases
 
 
@@ -54,20 +55,20 @@ class Result:
     error: str = ""
 
 
-def checked_release(path: Path) -> Release:
-    """The release, with its ids and points compared with the judge's. Raises HomeworkError."""
-    release = load_release(path)
+def checked_release(homework: str, root: Path = ROOT) -> Release:
+    """The pristine release, its ids and points compared with the judge's. Raises HomeworkError."""
+    release = pristine(homework, root)
     for question in release.questions:
+        where = f"solutions/{homework}, cell {question.grade_id}"
         known = QUESTIONS.get(question.id)
         if known is None:
-            raise HomeworkError(f"{path}, cell {question.grade_id}: no question {question.id!r}")
+            raise HomeworkError(f"{where}: the judge knows no question {question.id!r}")
         if known.points != question.points:
             raise HomeworkError(
-                f"{path}, cell {question.grade_id}: {question.points:g} points, "
-                f"but the judge gives {known.points}"
+                f"{where}: {question.points:g} points, but the judge gives {known.points}"
             )
     if not release.questions:
-        raise HomeworkError(f"{path} has no graded cell")
+        raise HomeworkError(f"solutions/{homework} has no graded cell")
     return release
 
 
@@ -170,19 +171,23 @@ def grade(
     work = output / ".autograder"
     work.mkdir(parents=True, exist_ok=True)
     with _locked(work / "lock"):
-        database = output / "gradebook.db"
+        table, database = output / "grades.csv", output / "gradebook.db"
+        read_csv(table)  # a table that is not ours is refused before any work
         gradebook.backup(database, work / "backups")
+        results, rows = [], []
         with gradebook.opened(database) as book:
             gradebook.prepare(book, release)
-            results, rows = [], []
-            with contextlib.closing(_examined(release, found, jobs, limits)) as examined:
+            examined = _examined(release, found, jobs, limits)
+            try:
                 for result in examined:
                     result, row = _deliver(book, release, output, result)
                     results.append(result)
                     rows.append(row)
                     if progress:
                         progress(len(results), len(found), result.student)
-        write_csv(output / "grades.csv", rows)
+            finally:  # also when interrupted: the table says what the gradebook says
+                examined.close()
+                write_csv(table, rows)
     return sorted(results, key=lambda r: r.student)
 
 
@@ -271,7 +276,7 @@ def with_verdicts(result: Result) -> dict:
 
 def write_csv(path: Path, rows: list[dict]):
     """Replace the rows of these students and homeworks; keep all others. Atomic."""
-    old = _read_csv(path)
+    old = read_csv(path)
     done = {(row["student"], row["homework"]) for row in rows}
     kept = [row for row in old if (row.get("student"), row.get("homework")) not in done]
     # An error of ours must not erase a grade that is already there.
@@ -290,10 +295,11 @@ def write_csv(path: Path, rows: list[dict]):
     write_atomically(path, text.getvalue())
 
 
-def _read_csv(path: Path) -> list[dict]:
+def read_csv(path: Path) -> list[dict]:
+    """The rows of grades.csv, none when there is no file. Raises HomeworkError on another table."""
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         if not {"student", "homework"} <= set(reader.fieldnames or ()):
             raise HomeworkError(f"{path} is not a table of ours; move it away and grade again")

@@ -76,7 +76,7 @@ class Submission:
 def normalise(release: Release, data: bytes | None) -> Submission:
     """Fit the bytes of a submission to `release`; None stands for no file at all."""
     if data is None:
-        return _nothing(release, f"No notebook {release.path.name} was handed in.")
+        return _nothing(release, f"No notebook {release.name}.ipynb was handed in.")
     try:
         cells = read_submission(data)
     except UnreadableError as problem:

@@ -70,7 +70,6 @@ class Release:
     """
 
     name: str
-    path: Path
     notebook: dict = field(repr=False)
     cells: tuple[Cell, ...] = field(repr=False)
     questions: tuple[Question, ...]
@@ -146,7 +145,7 @@ def load_release(path: Path) -> Release:
         for index, raw in enumerate(notebook["cells"])
         if raw["metadata"].get("nbgrader", {}).get("solution") and index not in answers
     )
-    return Release(path.stem, path, notebook, cells, tuple(questions), tuple(manual), written)
+    return Release(path.stem, notebook, cells, tuple(questions), tuple(manual), written)
 
 
 def _question(path, notebook, cells, index) -> Question:

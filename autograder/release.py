@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from autograder.notebooks import HomeworkError, load_release
+from autograder.notebooks import HomeworkError, Release, load_release
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,16 +36,21 @@ def homeworks(root: Path = ROOT) -> list[str]:
     )
 
 
+def _source(homework: str, root: Path) -> Path:
+    source = root / "solutions" / homework / f"{homework}.ipynb"
+    if not source.is_file():
+        known = ", ".join(homeworks(root)) or "none"
+        raise HomeworkError(f"there is no homework {homework!r}; there are: {known}")
+    return source
+
+
 def release(homework: str, root: Path = ROOT, *, check: bool = False) -> list[Change]:
     """Bring homework/HW up to date with solutions/HW; with `check` only say what would change.
 
     Raises HomeworkError when the source is missing or malformed, or when a line of a solution is
     still in the result. Nothing in homework/ is touched then.
     """
-    source = root / "solutions" / homework / f"{homework}.ipynb"
-    if not source.is_file():
-        known = ", ".join(homeworks(root)) or "none"
-        raise HomeworkError(f"{source} does not exist; homeworks with a solution: {known}")
+    source = _source(homework, root)
     target = root / "homework" / homework
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="release-") as folder:
@@ -57,6 +62,18 @@ def release(homework: str, root: Path = ROOT, *, check: bool = False) -> list[Ch
             for change in changes:
                 _apply(change, generated, target, kept)
     return changes
+
+
+def pristine(homework: str, root: Path = ROOT) -> Release:
+    """A homework as it was handed out, generated afresh.
+
+    Not read from homework/: that file is the one a learner works in, so it may hold answers.
+    """
+    source = _source(homework, root)
+    with tempfile.TemporaryDirectory(prefix="release-") as folder:
+        generated = generate(homework, root, Path(folder)) / source.name
+        verify(source, generated)
+        return load_release(generated)
 
 
 def generate(homework: str, root: Path, folder: Path) -> Path:

@@ -1,15 +1,13 @@
 """`python -m autograder check NOTEBOOK`: what grading would find, on the visible cases."""
 
-from collections import Counter
 from pathlib import Path
 
 from autograder.discover import Found, copy_number, printable
 from autograder.grade import Examiner, checked_release
-from autograder.notebooks import HomeworkError, Release, UnreadableError, read_submission
+from autograder.notebooks import HomeworkError, UnreadableError, read_submission
+from autograder.release import ROOT, homeworks
 from autograder.sandbox import available
 from autograder.summary import table
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def self_check(path: Path) -> int:
@@ -18,7 +16,7 @@ def self_check(path: Path) -> int:
         raise HomeworkError(problem)
     if not path.is_file():
         raise HomeworkError(f"{path} is not a file; give the notebook to check")
-    release = which_release(path)
+    release = checked_release(which_homework(path))
     examiner = Examiner(release, cases="visible")
     try:
         result = examiner.examine(Found("you", path))
@@ -41,27 +39,25 @@ def self_check(path: Path) -> int:
     return 0 if right == len(result.marks) and not result.notes else 1
 
 
-def which_release(path: Path) -> Release:
+def which_homework(path: Path) -> str:
     """The homework a notebook belongs to: by its cells' labels, else by its file name."""
-    releases = [
-        checked_release(p)
-        for p in sorted((ROOT / "homework").glob("*/*.ipynb"))
-        if p.stem == p.parent.name
-    ]
     try:
         cells = read_submission(path.read_bytes())
     except UnreadableError:
         cells = []
-    labels = Counter(
-        release.name
-        for release in releases
-        for grade_id in {c.grade_id for c in release.cells if c.grade_id}
-        if any(c.grade_id == grade_id for c in cells)
-    )
-    by_name = [r.name for r in releases if copy_number(path.stem, r.name) is not None]
-    names = [name for name, _ in labels.most_common(1)] or by_name
-    for release in releases:
-        if release.name in names:
-            return release
-    known = ", ".join(r.name for r in releases) or "none"
-    raise HomeworkError(f"{path} looks like none of the released homeworks ({known})")
+    labels = {cell.grade_id for cell in cells if cell.grade_id}
+    shared = {name: len(labels & _labels(name)) for name in homeworks()}
+    best = max(shared, key=shared.get, default=None)
+    if best and shared[best]:
+        return best
+    for name in homeworks():
+        if copy_number(path.stem, name) is not None:
+            return name
+    known = ", ".join(homeworks()) or "none"
+    raise HomeworkError(f"{path} looks like none of the homeworks ({known})")
+
+
+def _labels(homework: str) -> set[str]:
+    """The labels of a homework's cells; a solution has those of its release."""
+    source = ROOT / "solutions" / homework / f"{homework}.ipynb"
+    return {cell.grade_id for cell in read_submission(source.read_bytes()) if cell.grade_id}

@@ -1,7 +1,8 @@
 """Writes the example submissions of homework 1 from its release and its solution.
 
-    python -m autograder.examples.make
+    python -m autograder.examples.make [FOLDER]
 
+`python -m autograder release` runs it too, because the examples follow the release.
 Every learner here is invented. Each folder shows one thing that happens in a real class; the
 table in autograder/README.md says what to expect of each.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HOMEWORK = "hw1_policy_gradient"
+TARGET = Path(__file__).with_name(HOMEWORK)
 
 WRONG_LEAVE_ONE_OUT = '''def leave_one_out(rewards):
     """Divides the others' sum by G."""
@@ -130,4 +132,4 @@ def write(path: Path, notebook):
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name(HOMEWORK))
+    make(Path(sys.argv[1]) if len(sys.argv) > 1 else TARGET)

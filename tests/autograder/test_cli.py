@@ -90,7 +90,7 @@ def test_check_of_a_foreign_notebook(tmp_path, capsys):
     path = tmp_path / "recipes.ipynb"
     path.write_text(json.dumps({"cells": []}))
     assert main(["check", str(path)]) == 2
-    assert "none of the released homeworks" in capsys.readouterr().err
+    assert "none of the homeworks" in capsys.readouterr().err
 
 
 def test_doctor_is_content(capsys):

@@ -1,5 +1,6 @@
 """A folder of submissions ends in right points, notes, feedback and gradebook, every time."""
 
+import copy
 import csv
 import json
 import shutil
@@ -20,7 +21,7 @@ from autograder.summary import summary
 
 ROOT = Path(__file__).resolve().parents[2]
 HOMEWORK = "hw1_policy_gradient"
-RELEASE = checked_release(ROOT / f"homework/{HOMEWORK}/{HOMEWORK}.ipynb")
+RELEASE = checked_release(HOMEWORK)
 EXAMPLES = ROOT / "autograder/examples" / HOMEWORK
 LIMITS = Limits(cpu_seconds=1, wall_seconds=20)
 
@@ -158,7 +159,7 @@ def test_grading_twice_gives_the_same_and_keeps_what_was_given_by_hand(graded, t
 
 def test_learners_text_is_escaped_everywhere(graded, tmp_path):
     student = '<img src=x onerror="alert(1)">'
-    notebook = json.loads(RELEASE.path.read_text("utf-8"))
+    notebook = copy.deepcopy(RELEASE.notebook)
     question = next(q for q in RELEASE.questions if q.function == "reinforce")
     notebook["cells"][question.answer]["source"] = (
         "def reinforce(logp, advantages):\n    raise ValueError('<script>alert(2)</script>')\n"
@@ -218,6 +219,14 @@ def test_a_foreign_table_is_not_overwritten(tmp_path):
     with pytest.raises(HomeworkError, match="not a table of ours"):
         write_csv(path, [{"student": "ada", "homework": "hw1", "total": "1"}])
     assert path.read_text() == "name,mark\nada,1\n"
+
+
+def test_learners_may_work_in_homework_itself(tmp_path):
+    """The release to compare with is generated, so answers written into homework/ count."""
+    for room in ("solutions", "homework"):
+        shutil.copytree(ROOT / room / HOMEWORK, tmp_path / room / HOMEWORK)
+    shutil.copy(EXAMPLES / "ada" / HOMEWORK / f"{HOMEWORK}.ipynb", tmp_path / "homework" / HOMEWORK)
+    assert checked_release(HOMEWORK, tmp_path).notebook == RELEASE.notebook
 
 
 def test_a_folder_without_submissions_is_an_error(tmp_path):
