@@ -5,7 +5,7 @@
 `ALGORITHMS["grpo"]` is a frozen `Algorithm`; `row.loss(batch)` puts its choices together, so no
 caller ever asks for a name. A new algorithm is a new row:
 
-    mine = dataclasses.replace(ALGORITHMS["grpo"], name="mine", aggregate=mean_per_token)
+    mine = dataclasses.replace(ALGORITHMS["grpo"], name="mine", aggregation=mean_per_token)
 
 Leaves out: sampling, the optimiser, the number of inner steps (they belong to the training loop),
 and an entropy bonus (it needs the logits).
@@ -79,7 +79,7 @@ class Algorithm:
     paper: str
     advantage: Callable[[Tensor], Tensor] | None  # (prompts, group) → same; None: gae of a critic
     surrogate: Callable[..., Tensor]  # its positional arguments are fields of Batch
-    aggregate: Callable[..., Tensor]  # its keyword arguments are fields of Batch
+    aggregation: Callable[..., Tensor]  # its keyword arguments are fields of Batch
     knobs: Mapping[str, float] = field(default_factory=dict)  # keyword arguments of the surrogate
     kl: str = "none"  # where the KL to the reference acts: "none", "loss" or "reward"
     kl_coefficient: float = 0.0  # β, in rewards per nat
@@ -98,10 +98,10 @@ class Algorithm:
                 f"say where it acts: 'loss' or 'reward'"
             )
         fields = set(Batch.__dataclass_fields__)
-        unknown = {*_positional(self.surrogate), *_keywords(self.aggregate)} - fields
+        unknown = {*_positional(self.surrogate), *_keywords(self.aggregation)} - fields
         if unknown:
             raise ValueError(
-                f"{self.name}: {_name(self.surrogate)} or {_name(self.aggregate)} asks for "
+                f"{self.name}: {_name(self.surrogate)} or {_name(self.aggregation)} asks for "
                 f"{sorted(unknown)}, but a Batch has {sorted(fields)}"
             )
         takes = _keywords(self.surrogate)
@@ -176,7 +176,8 @@ class Algorithm:
         """The row's loss, to be minimised: surrogate + β·KL + critic, averaged.
 
         Args:
-            batch: a `Batch` with the fields this row needs.
+            batch: a `Batch`, or any object with logp, mask and the other fields this row needs;
+                a field that it lacks counts as None.
 
         Returns:
             scalar.
@@ -190,9 +191,10 @@ class Algorithm:
 
         def get(name: str) -> Tensor:
             if name not in cleaned:
-                if getattr(batch, name) is None:
+                given = getattr(batch, name, None)
+                if given is None:
                     raise ValueError(self._missing(name))
-                cleaned[name] = _clean(name, getattr(batch, name), batch.logp, valid)
+                cleaned[name] = _clean(name, given, batch.logp, valid)
             return cleaned[name]
 
         per_token = self.surrogate(*map(get, _positional(self.surrogate)), **self.knobs)
@@ -204,17 +206,17 @@ class Algorithm:
             values_old = get("values_old") if self.value_clip is not None else None
             critic = value_loss(get("values"), values_old, get("returns"), clip=self.value_clip)
             per_token = per_token + self.value_coefficient * critic
-        counts = {name: getattr(batch, name) for name in _keywords(self.aggregate)}
+        counts = {name: getattr(batch, name, None) for name in _keywords(self.aggregation)}
         if "length" in counts and counts["length"] is None:
             raise ValueError(self._missing("length"))
-        return self.aggregate(per_token, valid, **counts)
+        return self.aggregation(per_token, valid, **counts)
 
     @property
     def _kl_in_loss(self) -> bool:
         return self.kl == "loss" and self.kl_coefficient > 0
 
     def _missing(self, name: str) -> str:
-        return f"{self.name} needs {name}, which is None"
+        return f"{self.name} needs {name}, which is None or missing"
 
 
 _ROWS = (
@@ -224,7 +226,7 @@ _ROWS = (
         paper="Williams 1992",
         advantage=advantages.batch_centered,
         surrogate=surrogates.reinforce,
-        aggregate=aggregation.sum_per_sequence,
+        aggregation=aggregation.sum_per_sequence,
     ),
     Algorithm(
         name="rloo",
@@ -232,7 +234,7 @@ _ROWS = (
         paper="Ahmadian et al. 2024, arXiv 2402.14740",
         advantage=advantages.leave_one_out,
         surrogate=surrogates.reinforce,
-        aggregate=aggregation.sum_per_sequence,
+        aggregation=aggregation.sum_per_sequence,
         kl="reward",
         kl_coefficient=0.05,  # the paper tunes it per task; this is a common trainer's default
         kl_estimator=k1,
@@ -244,7 +246,7 @@ _ROWS = (
         advantage=None,
         surrogate=surrogates.ppo_clip,
         knobs={"eps_low": 0.2, "eps_high": 0.2},
-        aggregate=aggregation.mean_per_token,
+        aggregation=aggregation.mean_per_token,
         kl="reward",
         kl_coefficient=0.02,  # InstructGPT, appendix C
         kl_estimator=k1,
@@ -258,7 +260,7 @@ _ROWS = (
         advantage=advantages.group_standardized,
         surrogate=surrogates.ppo_clip,
         knobs={"eps_low": 0.2, "eps_high": 0.2},
-        aggregate=aggregation.mean_per_sequence,
+        aggregation=aggregation.mean_per_sequence,
         kl="loss",
         kl_coefficient=0.04,  # section 4.2
     ),
@@ -269,7 +271,7 @@ _ROWS = (
         advantage=advantages.group_centered,
         surrogate=surrogates.ppo_clip,
         knobs={"eps_low": 0.2, "eps_high": 0.2},
-        aggregate=aggregation.mean_fixed_length,
+        aggregation=aggregation.mean_fixed_length,
     ),
     Algorithm(
         name="gspo",
@@ -278,7 +280,7 @@ _ROWS = (
         advantage=advantages.group_standardized,
         surrogate=surrogates.gspo,
         knobs={"eps_low": 3e-4, "eps_high": 4e-4},
-        aggregate=aggregation.mean_per_sequence,
+        aggregation=aggregation.mean_per_sequence,
     ),
     Algorithm(
         name="cispo",
@@ -289,7 +291,7 @@ _ROWS = (
         # no lower bound, as in the paper, which tuned eps_high and does not print its value;
         # .28 is borrowed from DAPO's clip-higher
         knobs={"eps_low": 1.0, "eps_high": 0.28},
-        aggregate=aggregation.mean_per_token,
+        aggregation=aggregation.mean_per_token,
     ),
     Algorithm(
         name="dapo",
@@ -298,7 +300,7 @@ _ROWS = (
         advantage=advantages.group_standardized,
         surrogate=surrogates.ppo_clip,
         knobs={"eps_low": 0.2, "eps_high": 0.28},
-        aggregate=aggregation.mean_per_token,
+        aggregation=aggregation.mean_per_token,
         dynamic_sampling=True,
     ),
     Algorithm(
@@ -308,7 +310,7 @@ _ROWS = (
         advantage=advantages.group_standardized,
         surrogate=surrogates.sapo,
         knobs={"tau_pos": 1.0, "tau_neg": 1.05},
-        aggregate=aggregation.mean_per_sequence,
+        aggregation=aggregation.mean_per_sequence,
     ),
     Algorithm(
         name="maxrl",
@@ -316,7 +318,7 @@ _ROWS = (
         paper="Tajwar et al. 2026, arXiv 2602.02710",
         advantage=advantages.maxrl,
         surrogate=surrogates.reinforce,
-        aggregate=aggregation.sum_per_sequence,
+        aggregation=aggregation.sum_per_sequence,
     ),
 )
 
@@ -363,7 +365,7 @@ def algorithm_table(algorithms: Mapping[str, Algorithm] = ALGORITHMS) -> str:
             f"`{row.name}`",
             f"`{_name(row.advantage)}`" if row.advantage else "`gae`",
             f"`{_name(row.surrogate)}`" + (f" ({knobs})" if knobs else ""),
-            f"`{_name(row.aggregate)}`",
+            f"`{_name(row.aggregation)}`",
             kl if row.needs_reference else "none",
             "groups with contrast" if row.dynamic_sampling else "all",
             ", ".join(name for name, needed in needs.items() if needed) or "nothing",

@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -100,7 +101,7 @@ def test_published_choices():
     ]
     assert [n for n, row in rows.items() if not row.zero_advantage_is_silent] == ["ppo", "grpo"]
     assert rows["dr_grpo"].advantage is pg.group_centered  # neither std …
-    assert rows["dr_grpo"].aggregate is pg.mean_fixed_length  # … nor length
+    assert rows["dr_grpo"].aggregation is pg.mean_fixed_length  # … nor length
 
 
 @EACH
@@ -228,6 +229,23 @@ def test_fields_a_row_does_not_need_may_be_missing(batch):
     frozen_critic.loss(pg.Batch(batch.logp, batch.logp_old, batch.advantages, batch.mask))
 
 
+@EACH
+def test_any_object_with_the_needed_fields_is_a_batch(batch, name):
+    row = pg.ALGORITHMS[name]
+    needed = {"logp", "mask", "advantages"}
+    needed |= {"logp_old"} if row.needs_old_logp else set()
+    needed |= {"logp_ref"} if row.kl == "loss" else set()
+    needed |= {"values", "values_old", "returns"} if row.needs_critic else set()
+    own = SimpleNamespace(**{field: getattr(batch, field) for field in needed})
+    if name == "dr_grpo":
+        own.length = 7
+    assert torch.equal(row.loss(own), row.loss(full(batch)))
+    for field in needed - {"logp", "mask"}:
+        lacking = SimpleNamespace(**{f: x for f, x in vars(own).items() if f != field})
+        with pytest.raises(ValueError, match=f"{name} needs {field}, which is None or missing"):
+            row.loss(lacking)
+
+
 @pytest.mark.parametrize("field", ["logp_old", "advantages", "mask", "logp_ref"])
 def test_a_wrong_shape_in_the_batch_is_named(batch, field):
     wrong = torch.ones(4, 5, dtype=torch.float64)
@@ -246,7 +264,7 @@ def test_a_wrong_shape_in_the_batch_is_named(batch, field):
         ({"knobs": {"epsilon": 0.2}}, r"takes the knobs \['dual_clip', 'eps_high', 'eps_low'\]"),
         ({"knobs": {"eps_low": 0.2}}, r"needs \['eps_high', 'eps_low'\]"),
         ({"surrogate": lambda logp, adv: logp, "knobs": {}}, r"asks for \['adv'\]"),
-        ({"aggregate": lambda x, mask, *, count=None: x.sum()}, r"asks for \['count'\]"),
+        ({"aggregation": lambda x, mask, *, count=None: x.sum()}, r"asks for \['count'\]"),
     ],
 )
 def test_an_impossible_row_is_refused_before_any_work(change, message):
@@ -264,7 +282,7 @@ def test_a_new_algorithm_is_a_new_row(batch):
         advantage=partial(pg.group_standardized, ddof=0),
         surrogate=mirror,
         knobs={"strength": 0.3},
-        aggregate=partial(pg.mean_fixed_length, length=9),
+        aggregation=partial(pg.mean_fixed_length, length=9),
     )
     loss = mine.loss(pg.Batch(batch.logp, batch.logp_old, batch.advantages, batch.mask, length=9))
     per_token = mirror(batch.logp, batch.logp_old, batch.advantages, strength=0.3)

@@ -288,7 +288,7 @@ def test_own_loss_errors_are_named():
 
 
 def test_own_row_needs_no_branch():
-    mine = replace(ALGORITHMS["dapo"], name="mine", aggregate=mean_per_sequence)
+    mine = replace(ALGORITHMS["dapo"], name="mine", aggregation=mean_per_sequence)
     history = train(TabularPolicy(3, 3), PROMPT, TASK.reward, mine, steps=20, group=16)
     assert history.algorithm == "mine"
     assert history.final.objective > history["objective"][0] + 0.3
