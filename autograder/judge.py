@@ -34,6 +34,7 @@ PROPERTIES = (
 )  # fmt: skip
 WORTH_HALF = ("gradient", "padding", "inputs", "stability")
 STABILITY_TOLERANCE = 1e-3  # float32, after some cancellation
+NAMING_TOLERANCE = 5e-4  # the same mistake, written with another eps
 FINAL_SEEDS = 2
 
 
@@ -344,7 +345,7 @@ def _explain(question, cases, expected, outcomes, failed):
     blank = all(o.value is not None and not o.value.any() for o in outcomes)
     for size in () if blank else (1, 2):  # nothing but zeros is no evidence for any mistake
         found = matches(question, cases, expected, outcomes, size)
-        if found:
+        if found and (len(found) <= 2 or set.intersection(*map(set, found))):
             return _name(question, found)
     sentence, hint = describe(cases, expected, outcomes, failed, argument_names(question))
     return sentence, hint, question.lecture, ()
@@ -454,21 +455,24 @@ def _alike(question, case, a, b) -> bool:
     b = torch.zeros_like(a) if b is None else b
     if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
         return False
-    return compare(question, case, a.nan_to_num(nan=0.0), b.nan_to_num(nan=0.0), None)[0]
+    difference = compare(question, case, a.nan_to_num(nan=0.0), b.nan_to_num(nan=0.0), None)[1]
+    return difference <= NAMING_TOLERANCE
 
 
 def _name(question, found):
-    """One cause, or "A or B" where several are indistinguishable on these cases."""
+    """One cause, "A or B" for two that no case tells apart, else what all of them share."""
     known = {m.name: m for m in question.mistakes}
-    sentences = []
-    for chosen in found:
-        text = " And: ".join(known[name].cause for name in chosen)
-        if text not in sentences:
-            sentences.append(text)
-    named = [name for chosen in found for name in chosen]
-    first = known[found[0][0]]
+    if len(found) > 2:
+        shared = [name for name in found[0] if all(name in chosen for chosen in found)]
+        cause = " And: ".join(known[name].cause for name in shared)
+        cause += " Besides, something smaller is wrong, which shows once this is right."
+        found = [tuple(shared)]
+    else:
+        texts = [" And: ".join(known[name].cause for name in chosen) for chosen in found]
+        cause = " Or: ".join(dict.fromkeys(texts))
     hint = " ".join(dict.fromkeys(known[name].hint for name in found[0]))
-    return " Or: ".join(sentences), hint, first.lecture, list(dict.fromkeys(named))
+    named = [name for chosen in found for name in chosen]
+    return cause, hint, known[found[0][0]].lecture, list(dict.fromkeys(named))
 
 
 class _CallableModule(types.ModuleType):

@@ -113,5 +113,11 @@ class Draw:
         sign = torch.where(self.uniform(*shape) < 0.5, -1.0, 1.0).to(torch.float64)
         return sign * self.uniform(*shape, low=0.5, high=1.5)
 
+    def rewards(self, prompts: int, group: int) -> torch.Tensor:
+        """Rewards (prompts, group) of order one; within a group well apart, in random order."""
+        rungs = torch.linspace(-1.0, 2.0, group, dtype=torch.float64).expand(prompts, group)
+        shuffled = rungs.gather(1, self.uniform(prompts, group).argsort(1))
+        return shuffled + self.uniform(prompts, group, high=1.5 / group) + self.normal(prompts, 1)
+
     def integers(self, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(high, shape, generator=self._rng)

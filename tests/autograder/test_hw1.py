@@ -433,10 +433,29 @@ WRONG = [
     ("reinforce", lambda logp, a: -logp * a, "advantages_not_detached"),
     ("reinforce", lambda logp, a: -(logp * a).detach(), "logp_detached"),
     ("reinforce", lambda logp, a: -logp.mean(1, keepdim=True) * a.detach() + 0 * logp,
-     "mean_log_prob"),
+     "mean_log_prob_spread"),
     ("reinforce", lambda logp, a: (-logp * a.detach()).mean(), "mean"),
     ("reinforce", lambda logp, a: (-logp * a.detach()).sum(-1), "sum_over_time"),
     ("reinforce", lambda logp, a: -logp.exp() * a.detach(), "probabilities"),
+    ("token_log_probs", lambda z, y, *, temperature: F.pad(
+        gather((z / temperature).log_softmax(-1)[:, :-1], y[:, 1:]), (1, 0)), "shifted_padded"),
+    ("token_log_probs", lambda z, y, *, temperature: gather(z.log_softmax(-1) / temperature, y),
+     "temperature_after"),
+    ("token_log_probs", lambda z, y, *, temperature: (z / temperature).log_softmax(-1).amax(-1),
+     "argmax_token"),
+    ("reward_to_go", lambda r, d, *, gamma: (lambda g: (g - g.mean()) / (g.std() + 1e-5))(
+        rtg_python(r, d, gamma=gamma)), "standardised"),
+    ("reward_to_go", lambda r, d, *, gamma: rtg_python(r.T, d.T, gamma=gamma).T, "over_batch"),
+    ("reward_to_go", lambda r, d, *, gamma: rtg_python(r * ~d.bool(), d, gamma=gamma),
+     "done_reward_dropped"),
+    ("group_centered", lambda r: gs_std_mean(r, eps=1e-8), "standardised"),
+    ("group_centered", lambda r: gs_ddof_0(r, eps=1e-6), "standardised_ddof_0"),
+    ("group_standardized", lambda r, *, eps: F.layer_norm(r, r.shape[1:], eps=eps),
+     "eps_inside_root"),
+    ("group_standardized", lambda r, *, eps: (r - r.mean()) / (r.std() + eps), None),
+    ("leave_one_out", lambda r: torch.stack([r[:, i] - r[:, [j for j in range(r.shape[1])
+        if j != i]].sum(1) for i in range(r.shape[1])], 1), "sum_of_others"),
+    ("optimal_baseline", lambda r, s: r @ s.abs().sum(1) / s.abs().sum(), "l1"),
     ("reward_to_go", rtg_done_read_late, "done_off_by_one"),
     ("reward_to_go", rtg_whole, "whole_return"),
     ("reward_to_go", rtg_past, "forward_cumsum"),
@@ -476,7 +495,8 @@ def test_a_wrong_answer_written_independently_is_named(name, answer, mistake):
     for cases in ("visible", "final"):
         verdict = judge(f"hw1/{name}", answer, cases=cases)
         assert verdict.points < verdict.max_points
-        assert verdict.details["named"] == [mistake], (verdict.cause, verdict.details)
+        expected = {"batch_mean", "batch_std"} if mistake is None else {mistake}
+        assert set(verdict.details["named"]) == expected, (verdict.cause, verdict.details)
 
 
 OUTSIDE = [

@@ -8,12 +8,10 @@ from policy_gradients.advantages import group_centered
 def generate(draw, final):
     sizes = [(4, 3), (2, 6), (3, 2)] if final else [(3, 4), (5, 2), (2, 3)]
     cases = [
-        Case(
-            name=f"{prompts} prompts, {group} responses", args=(draw.normal(prompts, group) + 0.7,)
-        )
+        Case(name=f"{prompts} prompts, {group} responses", args=(draw.rewards(prompts, group),))
         for prompts, group in sizes
     ]
-    rewards = draw.normal(3, 4)
+    rewards = draw.rewards(3, 4)
     rewards[1] = 0.625
     cases.append(Case(name="one group all equal", args=(rewards,)))
     return cases

@@ -18,9 +18,9 @@ def generate(draw, final):
         # The first group's spread is below a large eps, the others' far above it.
         width = torch.ones(prompts, 1, dtype=torch.float64)
         width[0] = 0.3 * eps if eps > 0.01 else 1.0
-        rewards = width * draw.normal(prompts, group) + 0.7
+        rewards = width * draw.rewards(prompts, group) + 0.7
         cases.append(Case(name=f"eps {eps}", args=(rewards,), knobs={"eps": eps}))
-    rewards = draw.normal(3, 4) + 0.7
+    rewards = draw.rewards(3, 4)
     rewards[1] = 0.625  # exact in binary: the computed mean is exactly this, too
     cases.append(Case(name="one group all equal", args=(rewards,), knobs={"eps": 0.1}))
     # 0.7 and 0.1 are not: the computed mean misses them by a rounding error.

@@ -30,6 +30,7 @@ def generate(draw, final):
 
 
 def buggy(logp, advantages, *, mistakes=frozenset()):
+    batch, time = logp.shape
     if "advantages_not_detached" not in mistakes:
         advantages = advantages.detach()
     if "advantages_centred" in mistakes:
@@ -47,7 +48,11 @@ def buggy(logp, advantages, *, mistakes=frozenset()):
     elif "advantages_averaged" in mistakes:
         advantages = advantages * 0 + advantages.mean()
     if "mean_log_prob" in mistakes:
+        logp = logp.mean(1, keepdim=True)
+    elif "mean_log_prob_spread" in mistakes:
         logp = logp.mean(1, keepdim=True).expand_as(logp)
+    elif "summed_log_prob" in mistakes:
+        logp = logp.sum(1, keepdim=True)
     if "probabilities" in mistakes:
         logp = logp.exp()
     if "ratio" in mistakes:
@@ -58,9 +63,9 @@ def buggy(logp, advantages, *, mistakes=frozenset()):
     if "missing_minus" not in mistakes:
         loss = -loss
     if "divided_by_time" in mistakes:
-        loss = loss / logp.shape[1]
+        loss = loss / time
     if "divided_by_batch" in mistakes:
-        loss = loss / logp.shape[0]
+        loss = loss / batch
     if "mean" in mistakes:
         loss = loss.mean()
     elif "sum" in mistakes:
@@ -111,6 +116,18 @@ MISTAKES = (
         "mean_log_prob",
         "The advantage weighs the mean log-probability of the row instead of each token's own.",
         "Every token keeps its own log-probability; do not average before multiplying.",
+        WHERE,
+    ),
+    Mistake(
+        "mean_log_prob_spread",
+        "The advantage weighs the mean log-probability of the row, written to every token.",
+        "Every token keeps its own log-probability; do not average before multiplying.",
+        WHERE,
+    ),
+    Mistake(
+        "summed_log_prob",
+        "The advantage weighs the summed log-probability of the row instead of each token's own.",
+        "Every token keeps its own log-probability; do not add up before multiplying.",
         WHERE,
     ),
     Mistake(
@@ -216,7 +233,11 @@ QUESTION = Question(
         "mean sum mean_over_time sum_over_time",
         "advantages_centred advantages_whitened advantage_size advantage_sign negative_dropped "
         "advantages_ignored advantages_averaged",
-        "logp_detached mean_log_prob",
+        "mean_log_prob mean_log_prob_spread summed_log_prob",
+        "logp_detached: mean_log_prob mean_log_prob_spread summed_log_prob",
+        "divided_by_time summed_log_prob",  # together they are mean_log_prob
+        "mean_log_prob: mean mean_over_time sum_over_time sum",
+        "summed_log_prob: mean mean_over_time sum_over_time sum",
         "divided_by_time sum_over_time",  # together they are mean_over_time
         "sum_for_product advantages_centred advantages_whitened advantage_size advantage_sign "
         "negative_dropped advantages_ignored advantages_averaged",

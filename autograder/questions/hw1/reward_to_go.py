@@ -87,6 +87,8 @@ def buggy(rewards, done, *, gamma, mistakes=frozenset()):
     result = torch.stack(out, 1)
     if "centred" in mistakes:
         result = result - result.mean()
+    elif "standardised" in mistakes:
+        result = (result - result.mean()) / (result.std() + 1e-8)
     if "one_per_row" in mistakes:
         result = result[:, 0]
     return result.T if over_batch and result.dim() == 2 else result
@@ -182,6 +184,12 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "standardised",
+        "The mean is subtracted at the end and the result is divided by the standard deviation.",
+        "Baselines and scaling are separate steps; return the plain sums.",
+        WHERE,
+    ),
+    Mistake(
         "one_per_row",
         "One number per row is returned instead of one per step.",
         "Return the shape (batch, time).",
@@ -203,6 +211,7 @@ QUESTION = Question(
         "done_off_by_one done_late not_restarted",
         "not_restarted mask_inverted",
         "gamma_forgotten gamma_squared",
+        "centred standardised",
         "forward_cumsum whole_return",
         "forward_cumsum mean_of_rest",
         "gamma_forgotten discounted_from_start",

@@ -44,7 +44,7 @@ def generate(draw, final):
 def buggy(logits, tokens, *, temperature=1.0, mistakes=frozenset()):
     if "temperature_multiplied" in mistakes:
         scaled = logits * temperature
-    elif "temperature_ignored" in mistakes:
+    elif mistakes & {"temperature_ignored", "temperature_after"}:
         scaled = logits
     else:
         scaled = logits / temperature
@@ -71,6 +71,10 @@ def buggy(logits, tokens, *, temperature=1.0, mistakes=frozenset()):
         tokens = logits.argmax(-1)
     if "shifted" in mistakes:
         log_probs, tokens = log_probs[:, :-1], tokens[:, 1:]
+    elif "last_dropped" in mistakes:
+        log_probs, tokens = log_probs[:, :-1], tokens[:, :-1]
+    elif "first_dropped" in mistakes:
+        log_probs, tokens = log_probs[:, 1:], tokens[:, 1:]
     elif "shifted_wrapped" in mistakes:
         tokens = tokens.roll(-1, dims=1)
     elif "shifted_late" in mistakes:
@@ -79,6 +83,9 @@ def buggy(logits, tokens, *, temperature=1.0, mistakes=frozenset()):
         picked = log_probs.mean(-1)
     else:
         picked = log_probs.gather(-1, tokens[..., None])[..., 0]
+    if "shifted_padded" in mistakes:
+        late = log_probs[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
+        picked = torch.cat([torch.zeros_like(late[:, :1]), late], 1)
     if "negative" in mistakes:
         picked = -picked
     if "base_2" in mistakes:
@@ -202,6 +209,25 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "shifted_padded",
+        "The tokens are shifted by one position inside the function, and the first "
+        "position is filled with 0.",
+        "logits[:, t] already predicts tokens[:, t]: there is nothing to shift.",
+        WHERE,
+    ),
+    Mistake(
+        "last_dropped",
+        "The last position of each row is dropped.",
+        "Every position has a token: keep the shape (batch, time).",
+        WHERE,
+    ),
+    Mistake(
+        "first_dropped",
+        "The first position of each row is dropped.",
+        "Every position has a token: keep the shape (batch, time).",
+        WHERE,
+    ),
+    Mistake(
         "mean_over_vocabulary",
         "The log-probabilities are averaged over the vocabulary instead of picked at the token.",
         "One number per position is looked up, not averaged.",
@@ -272,7 +298,8 @@ QUESTION = Question(
         "temperature_not_in_normaliser temperature_only_in_normaliser",
         "no_normaliser softmax_over_time",
         "no_normaliser softmax_over_batch",
-        "argmax_token shifted shifted_wrapped shifted_late mean_over_vocabulary",
+        "argmax_token shifted shifted_wrapped shifted_late shifted_padded mean_over_vocabulary",
+        "shifted shifted_wrapped shifted_late shifted_padded last_dropped first_dropped",
         "sum_over_time mean_over_time mean keepdim",
         "probabilities base_2",
         "only_maximum_subtracted argmax_token",  # zero everywhere
