@@ -144,8 +144,8 @@ class SortingTask:
     tensor(5.)
     """
 
-    vocab_size: int
-    length: int
+    vocab_size: int = 3
+    length: int = 3
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "length"):

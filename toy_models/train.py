@@ -87,7 +87,7 @@ def train(
     reward: Reward,
     algorithm: str | Algorithm,
     *,
-    steps: int,
+    steps: int = 100,
     group: int = 8,
     inner_steps: int = 1,
     learning_rate: float = 0.05,
@@ -149,7 +149,7 @@ def train(
     stopped = None
 
     for step in range(steps):
-        if reference_every is not None and step % reference_every == 0:
+        if reference_every is not None and step > 0 and step % reference_every == 0:
             reference = _frozen(policy)
         rollout = draw()
         if not len(rollout.prompts):

@@ -167,6 +167,20 @@ def test_reference_is_refreshed_on_time():
         fresh = record.step % 3 == 0 and record.inner == 0
         assert (record.kl_to_ref == pytest.approx(0, abs=1e-9)) == fresh
     never = train(TabularPolicy(3, 3), PROMPT, TASK.reward, "grpo", steps=9)
+    other = PositionalPolicy(3, 3, seed=3)  # a reference of one's own lasts until it is due
+    mine = train(
+        TabularPolicy(3, 3),
+        PROMPT,
+        TASK.reward,
+        "grpo",
+        steps=4,
+        reference=other,
+        reference_every=2,
+    )
+    assert mine["kl_to_ref"][0] == pytest.approx(
+        exact_kl(TabularPolicy(3, 3), other, PROMPT).item(), abs=1e-5
+    )
+    assert mine["kl_to_ref"][2] == pytest.approx(0, abs=1e-6)
     assert never["kl_to_ref"] == never["kl_to_start"]
 
 
