@@ -28,6 +28,8 @@ def check_folder(config: Config, *, resume: bool, overwrite: bool) -> Path:
     name = f"output_dir = {config.output_dir!r}"
     require(not (resume and overwrite), "--resume and --overwrite contradict each other")
     require(folder.is_dir() or not folder.exists(), f"{name}: this is a file")
+    parent = next(path for path in [folder, *folder.absolute().parents] if path.exists())
+    require(os.access(parent, os.W_OK), f"{name}: {parent} cannot be written")
     model = Path(config.model)
     require(
         resume or not (folder.exists() and model.exists() and folder.samefile(model)),

@@ -9,13 +9,14 @@ A new knob is a new field here; nothing below this file reads YAML or command li
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from policy_gradients.algorithms import ALGORITHMS
+from policy_gradients.algorithms import ALGORITHMS, Algorithm
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -165,13 +166,29 @@ class Config(Section):
         "auto, sampler, recompute",
     )
 
+    def row(self) -> Algorithm:
+        """The table's row with this run's clip distances and KL weight.
+
+        A KL weight acts where the row's paper puts it; rows without a KL get it in the loss.
+        """
+        row = ALGORITHMS[self.algorithm]
+        given = {"eps_low": self.eps_low, "eps_high": self.eps_high}
+        given = {name: value for name, value in given.items() if value is not None}
+        require(
+            row.knobs.keys() >= given.keys(),
+            f"{', '.join(given)}: {self.algorithm} has no clip distance to set; its knobs are "
+            f"{', '.join(row.knobs) or 'none'}",
+        )
+        placement = "loss" if self.kl_coef > 0 and row.kl == "none" else row.kl
+        return replace(row, knobs={**row.knobs, **given}, kl=placement, kl_coefficient=self.kl_coef)
+
     @model_validator(mode="after")
     def _possible(self) -> "Config":
         require(
             self.algorithm in ALGORITHMS,
             f"algorithm = {self.algorithm!r}: unknown; {_closest(self.algorithm, ALGORITHMS)}",
         )
-        row = ALGORITHMS[self.algorithm]
+        row = self.row()
         require(
             not row.needs_critic,
             f"algorithm = {self.algorithm!r}: it needs a critic, and this trainer has none yet; "

@@ -10,8 +10,12 @@ Left out: adapters (LoRA), critics, several devices.
 
 import copy
 import inspect
+import os
+import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlparse
 
 import torch
 from torch import Tensor, nn
@@ -102,22 +106,29 @@ def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
     Raises ConfigError if the folder or name cannot be loaded, has no chat template or no end
     token, or if the device is missing.
     """
-    source = str(folder or config.model)
+    source = str(Path(folder or config.model).expanduser())
     device = pick_device(config.device)
     if device.type == "cpu":
         torch.set_num_threads(config.threads)
+    is_folder = Path(source).is_dir()
+    require(
+        is_folder or re.fullmatch(r"[\w.-]+/[\w.-]+", source) is not None,
+        f"model = {source!r}: no such folder, and not a Hugging Face name (owner/name) either; "
+        "allowed: tiny, a folder with config.json, weights and tokenizer, or a name",
+    )
     transformers_logging.disable_progress_bar()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+        local = {"local_files_only": is_folder or not hub_is_reachable()}
+        tokenizer = AutoTokenizer.from_pretrained(source, **local)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **local)
     except (OSError, ValueError) as error:
-        kind = (
-            "no loadable model in this folder"
-            if Path(source).is_dir()
-            else ("neither a folder on this machine nor a model that can be fetched by name")
+        what = (
+            "this folder holds no loadable model"
+            if is_folder
+            else "no such folder, and no model of this name in the cache or on the hub"
         )
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model = {source!r}: {kind} ({reason})") from None
+        raise ConfigError(f"model = {source!r}: {what} ({reason})") from None
     require(
         tokenizer.eos_token_id is not None, f"model = {source!r}: its tokenizer has no end token"
     )
@@ -128,7 +139,9 @@ def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
     end_id = tokenizer.eos_token_id
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end_id
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        # The name changes with transformers 6.
+        enable = getattr(model, "activation_checkpointing_enable", None)
+        (enable or model.gradient_checkpointing_enable)()
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     # eval() switches dropout off: with it the ratio would differ from 1 at unchanged weights.
     return Policy(model.to(device).eval(), tokenizer, end_id, pad_id, device, dtype)
@@ -139,3 +152,15 @@ def pick_device(name: str) -> torch.device:
     gpu = torch.cuda.is_available()
     require(name != "cuda" or gpu, "device = 'cuda': torch sees no GPU here; use auto or cpu")
     return torch.device("cuda" if gpu and name != "cpu" else "cpu")
+
+
+def hub_is_reachable() -> bool:
+    """Whether the hub's host name resolves; without it, downloading would retry for a minute."""
+    if any(name in os.environ for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
+        return True
+    host = urlparse(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    try:
+        socket.getaddrinfo(host, 443)
+        return True
+    except OSError:
+        return False

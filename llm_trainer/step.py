@@ -18,7 +18,7 @@ from llm_trainer.batch import StepBatch
 from llm_trainer.config import Config
 from llm_trainer.models import Policy
 from llm_trainer.rollout import Prompts
-from policy_gradients.algorithms import ALGORITHMS, Algorithm, Batch
+from policy_gradients.algorithms import Algorithm, Batch
 from policy_gradients.kl import k3
 from policy_gradients.logprobs import token_log_probs
 
@@ -43,15 +43,6 @@ class InvariantError(RuntimeError):
 
 class NonFiniteError(RuntimeError):
     """The loss or its gradient is NaN or infinite; no weight has been changed by it."""
-
-
-def algorithm_row(config: Config) -> Algorithm:
-    """The table's row with this run's clip distances and KL weight."""
-    row = ALGORITHMS[config.algorithm]
-    given = {"eps_low": config.eps_low, "eps_high": config.eps_high}
-    knobs = {**row.knobs, **{name: value for name, value in given.items() if value is not None}}
-    placement = "loss" if config.kl_coef > 0 and row.kl == "none" else row.kl
-    return replace(row, knobs=knobs, kl=placement, kl_coefficient=config.kl_coef)
 
 
 def own_loss(function: Callable, row: Algorithm, config: Config) -> Callable[[Batch], Tensor]:
@@ -113,7 +104,7 @@ class Learner:
 
     def __init__(self, policy: Policy, config: Config, loss: Callable | None = None):
         self.policy, self.config = policy, config
-        self.row = algorithm_row(config)
+        self.row = config.row()
         self.loss = own_loss(loss, self.row, config) if loss else self.row.loss
         self.reference = policy.frozen_copy() if self.row.needs_reference else None
         self.optimizer = torch.optim.AdamW(

@@ -1,0 +1,125 @@
+"""The command line: what is refused, how it says so, and that it leaves nothing behind."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from llm_trainer.__main__ import main
+from llm_trainer.config import CONFIGS, Config, ConfigError, Section, load
+
+
+def run(*arguments, cwd=None):
+    return subprocess.run(
+        [sys.executable, "-m", "llm_trainer", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=200,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("lr=-1", ["lr = -1", "above 0", "default 0.0005"]),
+        ("temperature=0", ["temperature = 0", "above 0"]),
+        ("group=1", ["group = 1", "grpo", "2 or more"]),
+        ("micro_batch=5", ["micro_batch = 5", "prompts = 16", "[1, 2, 4, 8, 16]"]),
+        ("algorithm=grop", ["algorithm = 'grop'", "did you mean 'grpo'", "rloo", "dapo"]),
+        ("algorithm=ppo", ["algorithm = 'ppo'", "critic", "choose one of"]),
+        ("learning_rates=1", ["learning_rates", "unknown field", "Allowed", "lr"]),
+        ("warmstart.step=1", ["warmstart.step", "unknown field", "did you mean 'steps'"]),
+        ("steps=many", ["steps = 'many'", "integer", "0 or more"]),
+        ("dtype=fp16", ["dtype = 'fp16'", "float32", "bfloat16"]),
+        ("lr=.nan", ["lr = nan", "above 0"]),
+        ("task.min_letters=9", ["task.max_letters = 7", "task.min_letters = 9"]),
+        ("task.held_out=10000000", ["task.held_out = 10000000", "words have this many letters"]),
+        ("model=/no/such/checkpoint", ["model = '/no/such/checkpoint'", "no such folder"]),
+        ("gradient_checkpointing=true", ["gradient_checkpointing", "shared_prefix"]),
+        ("lr", ["--set lr", "key=value"]),
+        ("warmstart=3", ["warmstart = 3"]),
+    ],
+)
+def test_a_configuration_that_cannot_work_ends_in_one_message(capsys, tmp_path, change, says):
+    folder = tmp_path / "run"
+    code = main(["train", "--set", f"output_dir={folder}", change])
+    message = capsys.readouterr().err
+    assert code == 2
+    assert message.count("configuration error") == 1
+    assert "Traceback" not in message
+    for words in says:
+        assert words in message
+    assert not folder.exists()
+
+
+def test_clip_distances_are_refused_where_the_row_has_no_clip(capsys, tmp_path):
+    code = main(["train", "--set", f"output_dir={tmp_path / 'r'}", "algorithm=sapo", "eps_low=.1"])
+    assert code == 2
+    assert "eps_low: sapo has no clip distance" in capsys.readouterr().err
+
+
+def test_as_a_real_process_an_error_is_one_line_and_a_code(tmp_path):
+    result = run("train", "--config", "no.yaml", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith("configuration error: no configuration file at no.yaml")
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_train_then_evaluate_from_the_command_line(tmp_path, model_folder):
+    small = [f"model={model_folder}", f"output_dir={tmp_path / 'run'}", "steps=1", "prompts=2",
+             "micro_batch=2", "group=4", "eval_words=20"]  # fmt: skip
+    result = run("train", "--config", CONFIGS / "grpo_tiny.yaml", "--set", *small)
+    assert result.returncode == 0, result.stderr
+    assert "held-out exact" in result.stdout
+    assert "sample" in result.stdout
+    result = run("evaluate", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert "of 20 held-out words" in result.stdout
+    result = run("train", "--config", CONFIGS / "grpo_tiny.yaml", "--set", *small)
+    assert result.returncode == 2
+    assert "already holds" in result.stderr
+
+
+def test_several_errors_come_together(tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text("lr: -1\ngroups: 3\n")
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert "lr = -1" in str(error.value)
+    assert "groups: unknown field; did you mean 'group'?" in str(error.value)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_shipped_configurations_are_valid(path):
+    assert isinstance(load(path), Config)
+
+
+def test_the_defaults_are_the_tiny_configuration():
+    assert load(CONFIGS / "grpo_tiny.yaml") == Config()
+
+
+def test_overrides_reach_into_sections():
+    config = load(CONFIGS / "grpo_tiny.yaml", ["lr=1e-3", "task.max_letters=5", "seed=7"])
+    assert (config.lr, config.task.max_letters, config.seed) == (1e-3, 5, 7)
+    assert config.task.held_out == 1000
+
+
+def test_every_field_says_what_it_is(capsys):
+    def fields(section):
+        for name, field in section.model_fields.items():
+            if isinstance(field.default, Section):
+                yield from fields(type(field.default))
+            else:
+                yield name, field
+
+    for name, field in fields(Config):
+        assert field.description, name
+        assert {"unit", "allowed"} <= field.json_schema_extra.keys(), name
+    assert main(["fields"]) == 0
+    listed = capsys.readouterr().out
+    assert "warmstart.right_share" in listed
+    assert "[per update] allowed: above 0" in listed

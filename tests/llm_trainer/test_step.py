@@ -1,0 +1,248 @@
+"""One optimiser step: sharing, splitting, dropping, and the invariants that guard it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from llm_trainer.config import ConfigError, build
+from llm_trainer.models import load_policy
+from llm_trainer.step import InvariantError, Learner, NonFiniteError, response_logits
+from llm_trainer.task import WordStream
+from llm_trainer.train import collect
+from policy_gradients.algorithms import ALGORITHMS, grpo_loss
+from policy_gradients.logprobs import token_log_probs
+
+CRITIC_FREE = [name for name, row in ALGORITHMS.items() if not row.needs_critic]
+
+
+@pytest.fixture
+def make_learner(make_config):
+    def make(loss=None, **values):
+        config = make_config(**values)
+        return Learner(load_policy(config), config, loss)
+
+    return make
+
+
+def samples(learner, spelling, seed=0):
+    """One batch straight from the sampler."""
+    stream = WordStream(spelling.train, seed)
+    generator = torch.Generator().manual_seed(seed)
+    return collect(learner.policy, spelling, stream, learner, generator)[0]
+
+
+def gradient(learner, batch):
+    """Flat gradient of a step, without clipping and without changing a weight."""
+    learner.optimizer.zero_grad()
+    for piece in batch.micro_batches(learner.config.micro_batch):
+        logp = learner.log_probs(learner.policy, piece)
+        learner.loss(learner.loss_inputs(piece, logp)).backward()
+    return torch.cat([p.grad.flatten() for p in learner.policy.model.parameters()])
+
+
+def apart(a, b):
+    return ((a - b).norm() / a.norm()).item()
+
+
+# ------------------------------------------------------------------ equal gradients
+
+
+def test_shared_prefix_is_the_plain_forward_and_gradient(make_learner, spelling):
+    learner = make_learner()
+    batch = learner.prepare(samples(learner, spelling))
+    logp = {}
+    for shared in (True, False):
+        logits = response_logits(
+            learner.policy, batch.prompts, batch.tokens, batch.mask, group=4, shared=shared
+        )
+        logp[shared] = token_log_probs(logits, batch.tokens)[batch.mask]
+    assert (logp[True] - logp[False]).abs().max() <= 1e-5
+    plain = make_learner(shared_prefix=False)
+    assert apart(gradient(learner, batch), gradient(plain, batch)) <= 1e-5
+
+
+@pytest.mark.parametrize("algorithm", CRITIC_FREE)
+def test_micro_batches_give_the_gradient_of_the_whole(make_learner, spelling, algorithm):
+    whole = make_learner(algorithm=algorithm, micro_batch=4)
+    batch = whole.prepare(samples(make_learner(), spelling))
+    assert batch.mask.sum(1).unique().numel() > 1
+    split = make_learner(algorithm=algorithm, micro_batch=1)
+    assert apart(gradient(whole, batch), gradient(split, batch)) <= 1e-5
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "dr_grpo", "rloo"])
+def test_dropping_silent_groups_changes_no_gradient(make_learner, spelling, algorithm):
+    learner = make_learner(algorithm=algorithm)
+    seen = samples(make_learner(), spelling)
+    seen.rewards[1] = 0.7  # a group without contrast
+    kept = learner.prepare(seen)
+    assert len(kept.rewards) == 3
+    assert (kept.sequences, kept.total_tokens) == (16, int(seen.mask.sum()))
+    everyone = replace(
+        seen,
+        advantages=learner.row.advantage(seen.rewards).reshape(-1, 1),
+        logp_old=seen.logp_sampler,
+        sequences=16,
+        total_tokens=int(seen.mask.sum()),
+    )
+    assert apart(gradient(learner, everyone), gradient(learner, kept)) <= 1e-5
+
+
+def test_no_group_is_dropped_while_a_kl_term_is_on(make_learner, spelling):
+    learner = make_learner(kl_coef=0.1)
+    seen = samples(learner, spelling)
+    seen.rewards[:] = 0.5
+    batch = learner.prepare(seen)
+    assert len(batch.rewards) == 4
+    assert batch.logp_ref is not None
+
+
+def test_a_step_without_any_contrast_is_skipped(make_learner, spelling):
+    learner = make_learner()
+    seen = samples(learner, spelling)
+    seen.rewards[:] = 0.3
+    assert learner.prepare(seen) is None
+
+
+# ------------------------------------------------------------------ the first update
+
+
+@pytest.mark.parametrize("old_logprobs", ["sampler", "recompute"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_at_the_first_update_ratios_are_one_and_kls_zero(
+    make_learner, spelling, old_logprobs, temperature
+):
+    learner = make_learner(old_logprobs=old_logprobs, temperature=temperature, kl_coef=0.05)
+    metrics = learner.update(learner.prepare(samples(learner, spelling)), fresh=True)
+    assert metrics["check/ratio"] <= 1e-4
+    assert abs(metrics["ratio/max"] - 1) <= 1e-4
+    assert metrics["check/sampler_gap"] <= 1e-5
+    assert metrics["kl/old"] <= 1e-6
+    assert metrics["kl/ref"] <= 1e-6
+    assert metrics["check/end_token_trained"] > 0
+    assert metrics["check/split"] <= 1e-4
+    assert metrics["clip/high"] == metrics["clip/low"] == 0
+
+
+def test_later_epochs_leave_ratio_one_and_the_clip_shows_by_side(make_learner, spelling):
+    learner = make_learner(lr=3e-3, lr_warmup=0, eps_low=0.01, eps_high=0.02)
+    batch = learner.prepare(samples(learner, spelling))
+    learner.update(batch, fresh=True)
+    metrics = learner.update(batch, fresh=False)
+    assert metrics["ratio/max"] > 1.02
+    assert metrics["clip/high"] > 0
+    assert metrics["clip/low"] > 0
+    assert metrics["kl/old"] > 1e-5
+
+
+def other_temperature(learner, batch):
+    learner.config = learner.config.model_copy(update={"temperature": 0.6})
+    return batch
+
+
+def wrong_reference(learner, batch):
+    return replace(batch, logp_ref=batch.logp_ref + 0.1)
+
+
+def stale_old(learner, batch):
+    return replace(batch, logp_old=batch.logp_old - 0.01)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [
+        (other_temperature, "sampler and learner agree"),
+        (stale_old, "the ratio is 1 at the first update"),
+        (wrong_reference, "the KL is 0 at the first update"),
+    ],
+)
+def test_a_violated_invariant_stops_with_its_name_and_unchanged_weights(
+    make_learner, spelling, spoil, name
+):
+    learner = make_learner(kl_coef=0.1)
+    batch = spoil(learner, learner.prepare(samples(learner, spelling)))
+    before = [p.clone() for p in learner.policy.model.parameters()]
+    with pytest.raises(InvariantError, match=name):
+        learner.update(batch, fresh=True)
+    pairs = zip(before, learner.policy.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+# ------------------------------------------------------------------ a learner's own loss
+
+
+def end_token_dropped(logp, logp_old, advantages, mask, *, eps_low, eps_high, sequences=None):
+    shorter = torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], 1)
+    return grpo_loss(
+        logp, logp_old, advantages, shorter, eps_low=eps_low, eps_high=eps_high, sequences=sequences
+    )
+
+
+def counts_what_it_sees(logp, logp_old, advantages, mask, *, eps_low, eps_high, sequences=None):
+    return grpo_loss(logp, logp_old, advantages, mask, eps_low=eps_low, eps_high=eps_high)
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [
+        (end_token_dropped, "the end token is trained"),
+        (counts_what_it_sees, "the micro-batch split does not change the gradient"),
+    ],
+)
+def test_a_wrong_loss_of_the_learners_is_named(make_learner, spelling, loss, name):
+    learner = make_learner(loss)
+    with pytest.raises(InvariantError, match=name):
+        learner.update(learner.prepare(samples(learner, spelling)), fresh=True)
+
+
+def test_grpo_loss_passed_by_hand_is_the_rows_own(make_learner, spelling):
+    row, own = make_learner(), make_learner(grpo_loss)
+    batch = row.prepare(samples(row, spelling))
+    assert apart(gradient(row, batch), gradient(own, batch)) <= 1e-6
+
+
+def test_a_loss_gets_tokens_and_length_if_it_asks(make_learner, spelling):
+    got = {}
+
+    def loss(logp, logp_old, advantages, mask, *, eps_low, eps_high, sequences, tokens, length):
+        got.update(tokens=tokens, length=length, sequences=sequences, eps=(eps_low, eps_high))
+        return -(logp * advantages * mask).sum() / tokens
+
+    learner = make_learner(loss, max_new_tokens=11, eps_high=0.28)
+    batch = learner.prepare(samples(learner, spelling))
+    learner.update(batch, fresh=True)
+    assert got == {
+        "tokens": batch.total_tokens,
+        "length": 11,
+        "sequences": 16,
+        "eps": (0.2, 0.28),
+    }
+
+
+def test_a_loss_that_is_not_finite_is_named_and_changes_nothing(make_learner, spelling):
+    def loss(logp, logp_old, advantages, mask, **counts):
+        return (logp * float("nan")).sum()
+
+    learner = make_learner(loss)
+    before = [p.clone() for p in learner.policy.model.parameters()]
+    with pytest.raises(NonFiniteError, match="the loss is nan"):
+        learner.update(learner.prepare(samples(learner, spelling)), fresh=True)
+    pairs = zip(before, learner.policy.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+# ------------------------------------------------------------------ the rest
+
+
+def test_gradient_checkpointing_changes_no_gradient(make_learner, spelling):
+    plain = make_learner(shared_prefix=False)
+    batch = plain.prepare(samples(plain, spelling))
+    lean = make_learner(shared_prefix=False, gradient_checkpointing=True)
+    lean.policy.model.train()
+    assert apart(gradient(plain, batch), gradient(lean, batch)) <= 1e-5
+
+
+def test_a_critic_is_refused_until_there_is_one():
+    with pytest.raises(ConfigError, match="'ppo': it needs a critic, and this trainer has none"):
+        build({"algorithm": "ppo"})

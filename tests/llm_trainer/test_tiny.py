@@ -1,0 +1,93 @@
+"""The tiny Qwen: tokenizer, size, files, warm start."""
+
+import random
+import string
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
+
+from llm_trainer import tiny
+from llm_trainer.config import TaskConfig, WarmstartConfig
+
+
+def test_a_prompt_with_the_longest_word_is_21_tokens(policy, spelling):
+    for word in ("cat", "abuser", "Abettor"):
+        ids = policy.prompt(spelling.question(spelling.entry(word)))
+        assert len(ids) == 14 + len(word)
+        assert policy.tokenizer.decode(ids) == (
+            "<|im_start|>user\nSpell this word backward (example: sun -> nus): "
+            f"{word}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        string.digits + string.ascii_letters + string.punctuation + " \n",
+        "a  b , c . don't\n\n\nthe abuser used users\n <think>x</think><answer>x</answer>",
+        "user\nassistant\nsystem\nuserassistant",
+    ],
+)
+def test_decoding_gives_back_what_was_encoded(model_folder, text):
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_tags_are_one_token_each_and_survive_skip_special_tokens(model_folder):
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    text = "<think></think><answer>nus</answer>"
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) == 4 + 3
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert tokenizer.eos_token_id != tokenizer.pad_token_id
+
+
+def test_the_saved_model_is_an_ordinary_small_qwen3(model_folder):
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    assert isinstance(model, Qwen3ForCausalLM)
+    assert 400_000 < sum(p.numel() for p in model.parameters()) < 416_000
+
+
+def test_the_warm_start_is_built_once_and_keyed_by_its_own_configuration(
+    cache, model_folder, short_warm_start
+):
+    settings = short_warm_start
+    before = (model_folder / "model.safetensors").stat().st_mtime_ns
+    assert tiny.warm_start(TaskConfig(), settings, cache=cache, quiet=True) == model_folder
+    assert (model_folder / "model.safetensors").stat().st_mtime_ns == before
+    assert not list(cache.glob("building-*"))
+    # Another seed, or another split (words would leak), is another warm start.
+    for task, warm in [
+        (TaskConfig(), WarmstartConfig(seed=1, steps=1, short_exact=0.0)),
+        (TaskConfig(held_out=10), WarmstartConfig(steps=1, short_exact=0.0)),
+    ]:
+        assert tiny.warm_start(task, warm, cache=cache, quiet=True) != model_folder
+
+
+def test_the_same_seed_gives_the_same_weights():
+    settings = WarmstartConfig(steps=3, short_exact=0.0)
+    one, two = (tiny.train_warm_start(TaskConfig(), settings, quiet=True)[0] for _ in range(2))
+    pairs = zip(one.model.parameters(), two.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_the_warm_start_goes_on_while_short_words_are_wrong(monkeypatch):
+    monkeypatch.setattr(tiny, "EXTRA_UPDATES", 3)
+    _, report = tiny.train_warm_start(
+        TaskConfig(), WarmstartConfig(steps=1, short_exact=1.0), quiet=True
+    )
+    assert report["updates"] == 1 + 5 * 3
+
+
+def test_demonstrations_are_mixed_as_described():
+    rng, config = random.Random(0), WarmstartConfig(right_share=0.3)
+    assert all(tiny.demonstration("abcd", rng, config) == "dcba" for _ in range(50))
+    shown = [tiny.demonstration("abcdefg", rng, config) for _ in range(4000)]
+    share = {
+        "right": sum(s == "gfedcba" for s in shown) / 4000,
+        "copy": sum(s == "abcdefg" for s in shown) / 4000,
+        "dropped": sum(len(s) == 6 for s in shown) / 4000,
+    }
+    # Four standard errors of a share of 4,000 are at most 0.03.
+    assert share == pytest.approx({"right": 0.3, "copy": 0.35, "dropped": 0.175}, abs=0.03)

@@ -1,0 +1,247 @@
+"""Whole runs: log, files, resume, interruption, the table's rows, and one that really learns."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from llm_trainer import train as train_module
+from llm_trainer.config import CONFIGS, ConfigError, load, with_values
+from llm_trainer.step import NonFiniteError
+from llm_trainer.train import NoSignalError, train
+from policy_gradients.algorithms import ALGORITHMS, grpo_loss
+
+CRITIC_FREE = [name for name, row in ALGORITHMS.items() if not row.needs_critic]
+
+
+def weights(folder):
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+def same(one, two):
+    return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+
+def without_times(history):
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in history]
+
+
+# ------------------------------------------------------------------ what a run leaves
+
+
+def test_a_run_logs_evaluates_and_saves_a_loadable_model(make_config, tmp_path):
+    config = make_config(steps=5, eval_every=2)
+    result = train(config, quiet=True)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open()]
+    assert lines == result.history
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5]
+    assert [line["step"] for line in lines if "eval/exact" in line] == [0, 2, 4, 5]
+    assert result.finished
+    assert result.exact == lines[-1]["eval/exact"]
+    first = lines[1]
+    assert first["check/ratio"] <= 1e-4
+    for name in ("reward/correctness", "reward/format", "reward/exact", "groups/contrast",
+                 "groups/trained", "clip/high", "clip/low", "kl/old", "entropy", "length/mean",
+                 "length/truncated", "grad_norm", "lr", "time/tokens_per_second"):  # fmt: skip
+        assert name in first
+    assert "check/ratio" not in lines[2]
+    assert yaml.safe_load((tmp_path / "run/run.yaml").read_text()) == config.model_dump()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    assert tokenizer.decode(tokenizer("nus")["input_ids"]) == "nus"
+    assert not same(weights(tmp_path / "run"), weights(config.model))
+
+
+def test_two_runs_with_one_seed_are_identical(make_config, tmp_path):
+    one, two, other = (
+        train(make_config(output_dir=str(tmp_path / name), seed=seed), quiet=True)
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    assert without_times(one.history) == without_times(two.history)
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
+
+
+@pytest.mark.parametrize("algorithm", CRITIC_FREE)
+def test_every_critic_free_row_takes_two_steps(make_config, algorithm):
+    config = make_config(algorithm=algorithm, epochs=2, kl_coef=0.01, resample_limit=2)
+    before = weights(config.model)
+    result = train(config, quiet=True)
+    assert [line["step"] for line in result.history] == [0, 1, 2]
+    assert any(line.get("groups/trained", 0) > 0 for line in result.history)
+    assert not same(before, weights(config.output_dir))
+
+
+def test_a_learners_own_loss_trains_as_the_row_does(make_config, tmp_path):
+    row = train(make_config(output_dir=str(tmp_path / "row")), quiet=True)
+    own = train(make_config(output_dir=str(tmp_path / "own")), loss=grpo_loss, quiet=True)
+    assert [x["reward/mean"] for x in row.history[1:]] == [
+        x["reward/mean"] for x in own.history[1:]
+    ]
+
+
+# ------------------------------------------------------------------ stop and go on
+
+
+def test_resumed_is_bit_identical_to_uninterrupted(make_config, tmp_path):
+    """Stopped after step 3 with the last checkpoint at step 2: step 3 is done again, the same."""
+    settings = {"steps": 5, "save_every": 2, "eval_every": 2}
+    whole = train(make_config(output_dir=str(tmp_path / "whole"), **settings), quiet=True)
+
+    folder = str(tmp_path / "cut")
+    calls = []
+
+    class Crash(RuntimeError):
+        pass
+
+    def crash_in_step_4(*arguments, **values):
+        calls.append(1)
+        if len(calls) == 4:
+            raise Crash
+        return grpo_loss(*arguments, **values)
+
+    # The crash comes through the loss; grpo_loss is the same function as the row's own.
+    def loss(logp, logp_old, advantages, mask, *, eps_low, eps_high, sequences):
+        if not logp.requires_grad or logp.is_leaf:  # the split check, not a step
+            return grpo_loss(
+                logp, logp_old, advantages, mask, eps_low=eps_low, eps_high=eps_high,
+                sequences=sequences,
+            )  # fmt: skip
+        return crash_in_step_4(
+            logp, logp_old, advantages, mask, eps_low=eps_low, eps_high=eps_high,
+            sequences=sequences,
+        )  # fmt: skip
+
+    with pytest.raises(Crash):
+        train(make_config(output_dir=folder, **settings), loss=loss, quiet=True)
+    assert len((tmp_path / "cut/metrics.jsonl").read_text().splitlines()) == 4
+    resumed = train(make_config(output_dir=folder, **settings), resume=True, quiet=True)
+
+    assert without_times(resumed.history) == without_times(whole.history)
+    assert same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+
+
+def test_more_steps_may_be_added_but_nothing_else_changed(make_config):
+    first = train(make_config(steps=1), quiet=True)
+    more = train(make_config(steps=2), resume=True, quiet=True)
+    assert more.history[: len(first.history)] == first.history
+    assert more.history[-1]["step"] == 2
+    with pytest.raises(ConfigError, match=r"started with lr = 0.0005; only .*steps.* may change"):
+        train(make_config(steps=3, lr=1e-3), resume=True, quiet=True)
+
+
+def test_ctrl_c_saves_and_resume_goes_on(make_config):
+    config = make_config(steps=100_000, save_every=100_000)
+    timer = threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    started = time.monotonic()
+    stopped = train(config, quiet=True)
+    timer.cancel()
+    assert time.monotonic() - started < 60
+    done = stopped.history[-1]["step"]
+    assert not stopped.finished
+    assert done > 0
+    on = train(with_values(config, steps=done + 1), resume=True, quiet=True)
+    assert on.finished
+    assert on.history[: done + 1] == stopped.history
+
+
+def test_a_folder_with_a_run_is_refused_and_left_as_it_was(make_config, tmp_path):
+    config = make_config(steps=1)
+    train(config, quiet=True)
+    (tmp_path / "run/notes.txt").write_text("mine")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    with pytest.raises(ConfigError, match="already holds .*metrics.jsonl.*--resume.*--overwrite"):
+        train(config, quiet=True)
+    with pytest.raises(ConfigError, match="no such folder"):  # refused after the folder's check
+        train(with_values(config, model="/no/such/model"), overwrite=True, quiet=True)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+    train(with_values(config, seed=5), overwrite=True, quiet=True)
+    assert (tmp_path / "run/notes.txt").read_text() == "mine"
+    assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_folder_of_the_starting_model_is_never_written(make_config, model_folder):
+    before = weights(model_folder)
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError, match="folder of the model to start from"):
+            train(make_config(output_dir=str(model_folder)), overwrite=overwrite, quiet=True)
+    assert same(before, weights(model_folder))
+
+
+def test_resuming_nothing_is_refused(make_config):
+    with pytest.raises(ConfigError, match="holds no run"):
+        train(make_config(), resume=True, quiet=True)
+
+
+# ------------------------------------------------------------------ when learning goes wrong
+
+
+def test_a_nan_is_named_and_the_last_checkpoint_stays_good(make_config, tmp_path):
+    calls = []
+
+    def loss(logp, logp_old, advantages, mask, *, eps_low, eps_high, sequences):
+        calls.append(1)
+        value = grpo_loss(
+            logp, logp_old, advantages, mask, eps_low=eps_low, eps_high=eps_high,
+            sequences=sequences,
+        )  # fmt: skip
+        return value * float("nan") if len(calls) > 8 else value
+
+    config = make_config(steps=30, save_every=1)
+    with pytest.raises(NonFiniteError, match=r"step \d+: the loss is nan.*checkpoint.pt"):
+        train(config, loss=loss, quiet=True)
+    state = torch.load(tmp_path / "run/checkpoint.pt", weights_only=True)
+    assert state["done"]["step"] > 0
+    assert all(torch.isfinite(w).all() for w in state["model"].values())
+    goes_on = train(with_values(config, steps=state["done"]["step"] + 1), resume=True, quiet=True)
+    assert goes_on.finished
+
+
+def test_a_step_without_contrast_is_logged_and_skipped(make_config):
+    """With both weights 0 every reward is 0: nothing to learn, nothing to divide by."""
+    config = make_config(reward_correctness=0.0, reward_format=0.0)
+    result = train(config, quiet=True)
+    assert [line["groups/trained"] for line in result.history[1:]] == [0, 0]
+    assert [line["groups/contrast"] for line in result.history[1:]] == [0.0, 0.0]
+    assert same(weights(config.model), weights(config.output_dir))
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
+def test_endless_steps_without_contrast_end_in_a_clear_error(make_config, monkeypatch, algorithm):
+    monkeypatch.setattr(train_module, "NO_SIGNAL_LIMIT", 3)
+    config = make_config(
+        algorithm=algorithm, steps=50, reward_correctness=0.0, max_new_tokens=2, resample_limit=2
+    )
+    with pytest.raises(NoSignalError, match="step 3: no group of the last 3 steps can teach"):
+        train(config, quiet=True)
+
+
+def test_dynamic_sampling_replaces_groups_and_stops_at_its_limit(make_config):
+    config = make_config(algorithm="dapo", resample_limit=3)
+    lines = train(config, quiet=True).history[1:]
+    for line in lines:
+        assert line["groups/sampled"] in (4, 8, 12)
+        assert line["groups/trained"] <= 4
+        assert line["groups/trained"] == 4 or line["groups/sampled"] == 12
+
+
+# ------------------------------------------------------------------ it learns
+
+
+@pytest.mark.slow
+def test_the_shipped_configuration_learns(tmp_path, monkeypatch):
+    """Warm start from nothing, then 60 of the 240 steps: about 35 CPU seconds."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = load(CONFIGS / "grpo_tiny.yaml", ["steps=60", f"output_dir={tmp_path / 'run'}"])
+    result = train(config, quiet=True)
+    start, first = result.history[0]["eval/exact"], result.history[1]
+    assert 0.25 <= start <= 0.50
+    assert first["check/ratio"] <= 1e-4
+    assert result.exact >= 0.75
+    assert result.exact >= start + 0.25
