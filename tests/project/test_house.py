@@ -123,3 +123,17 @@ def test_readme_shows_every_make_target():
     readme = (ROOT / "README.md").read_text()
     assert targets
     assert [t for t in targets if f"make {t}" not in readme] == []
+
+
+def test_readme_shows_the_table_of_the_code():
+    from policy_gradients.algorithms import algorithm_table
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = re.search(r"<!-- algorithm table: begin -->\n(.*)\n<!--", readme, re.DOTALL)[1]
+    assert block == algorithm_table()
+
+
+def test_the_example_in_the_readme_runs():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for example in re.findall(r"```python\n(.*?)```", readme, re.DOTALL):
+        exec(compile(example, "README.md", "exec"), {})
