@@ -6,6 +6,7 @@ Needs chromium; its path may stand in CHROMIUM. Screenshots are kept in test-art
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -104,6 +105,16 @@ COLLISIONS = """
 """
 
 
+DRAG = """
+(input) => {
+  for (let percent = 40; percent <= 60; percent += 1) {
+    input.value = percent / 100;
+    input.dispatchEvent(new Event("input"));
+  }
+}
+"""
+
+
 def open_bare(page) -> None:
     page.set_content("<body style='margin: 10px'></body>")
     page.evaluate(HARNESS, [base.module("clip_region"), ClipRegion(method="dapo").state])
@@ -153,12 +164,19 @@ def test_the_drawing_needs_no_kernel_and_python_hears_once(page):
     from playwright.sync_api import expect
 
     open_bare(page)
-    page.get_by_role("slider", name="ε high").focus()
+    slider = page.get_by_role("slider", name="ε high")
+    slider.focus()
     for _ in range(12):
         page.keyboard.press("ArrowRight")
     expect(page.locator(".result")).to_contain_text("above ρ = 1.40")
     expect(page.locator(".widget")).not_to_have_attribute("data-unsent", "")
-    assert page.evaluate("[window.model.get('eps_high'), window.model.saved]") == [0.4, 1]
+    assert page.evaluate("window.model.get('eps_high')") == 0.4
+    before = page.evaluate("window.model.saved")
+    slider.evaluate(DRAG)
+    expect(page.locator(".result")).to_contain_text("above ρ = 1.60")
+    expect(page.locator(".widget")).not_to_have_attribute("data-unsent", "")
+    assert page.evaluate("window.model.get('eps_high')") == 0.6
+    assert page.evaluate("window.model.saved") == before + 1
     page.get_by_role("button", name="Reset").press("Enter")
     expect(page.locator(".result")).to_contain_text("above ρ = 1.28")
     page.get_by_role("radio", name="PPO").check()
@@ -224,7 +242,7 @@ def _address(server: subprocess.Popen, runtime: Path, log: Path) -> str:
 
 def open_and_run(page, address: str) -> None:
     page.goto(f"{address}lab/tree/widget.ipynb")
-    session = "jupyterapp.shell.currentWidget?.sessionContext?.session"
+    session = "window.jupyterapp?.shell.currentWidget?.sessionContext?.session"
     page.wait_for_function(f"{session}?.kernel?.status === 'idle'")  # else it asks which kernel
     page.evaluate("void jupyterapp.commands.execute('notebook:run-all-cells')")
 
@@ -312,11 +330,12 @@ def test_sliders_in_jupyterlab_move_the_picture_and_the_kernel(lab, page):
 
 def _run(page, cell) -> str:
     """Run a cell with Ctrl+Enter, wait until it has run, and return what it printed."""
+    from playwright.sync_api import expect
+
     prompt = cell.locator(".jp-InputPrompt").first
+    expect(prompt).to_have_text(re.compile(r"^\[\d+\]:$"))  # not waiting or running already
     count = int(prompt.inner_text().strip("[]: "))
     cell.locator(".cm-content").click()
     page.keyboard.press("Control+Enter")
-    from playwright.sync_api import expect
-
     expect(prompt).to_have_text(f"[{count + 1}]:")
     return cell.locator(".jp-OutputArea-output").inner_text().strip()
