@@ -21,6 +21,7 @@ Left out: sampling noise (that is the point), critics, and anything too large to
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -56,8 +57,13 @@ def enumerate_responses(vocab_size: int, length: int, *, eos_id: int | None = No
 
 
 def responses_of(policy: Policy) -> Tensor:
-    """(responses, time): every response this policy can give."""
-    return enumerate_responses(policy.vocab_size, policy.length, eos_id=policy.eos_id)
+    """(responses, time): every response this policy can give; shared, so do not write into it."""
+    return _listed(policy.vocab_size, policy.length, policy.eos_id)
+
+
+@lru_cache(maxsize=16)
+def _listed(vocab_size: int, length: int, eos_id: int | None) -> Tensor:
+    return enumerate_responses(vocab_size, length, eos_id=eos_id)
 
 
 def token_log_probs_of(policy: Policy, prompts: Tensor) -> Tensor:

@@ -108,6 +108,8 @@ class Policy(nn.Module):
         """
         logits = self.logits(prompts, responses)
         logp = token_log_probs(logits, responses, temperature=temperature)
+        if self.eos_id is None:
+            return logp
         return torch.where(self.mask(responses), logp, 0.0)
 
     def mask(self, responses: Tensor) -> Tensor:
