@@ -11,6 +11,9 @@ from autograder.sandbox import ISOLATION, Limits, WorkerError, available
 
 def main(argv=None) -> int:
     """Run one command. 0: done; 1: something is not as it should be; 2: it cannot be done."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a name may not fit the terminal's encoding
     arguments = parser().parse_args(argv)
     try:
         return arguments.run(arguments)

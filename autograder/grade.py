@@ -131,14 +131,24 @@ class Examiner:
         if run.outcomes is None:
             return stopped(_why(run, answer, question.function), SLOW if run.slow else FRESH)
         cases = self.cases[question.id]
-        if len(run.outcomes) != len(cases):
+        if len(run.outcomes) != len(cases) or not all(map(_fits, cases, run.outcomes)):
             return stopped(f"{question.function} did not answer every call.", FRESH)
         verdict = assess(question.id, cases, run.outcomes)
-        return _as_mark(question, "right" if verdict.passed else "wrong", verdict)
+        status = "right" if verdict.passed else "wrong"
+        if (verdict.cause or "").startswith("Not answered yet"):
+            status = "unanswered"
+        return _as_mark(question, status, verdict)
 
     def close(self):
         """End the worker."""
         self.sandbox.close()
+
+
+def _fits(case, outcome) -> bool:
+    """Whether an outcome can come from `collect`: what a learner's process says is not trusted."""
+    tracked = len(case.differentiable) + len(case.constants)
+    positions = range(len(case.args))
+    return len(outcome.gradients) in (0, tracked) and all(i in positions for i in outcome.modified)
 
 
 def _why(run: Run, answer, function) -> str:

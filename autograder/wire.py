@@ -101,7 +101,7 @@ def _encode_tensor(tensor):
 def _decode_tensor(content):
     if type(content) is not dict or set(content) != {"dtype", "shape", "data", "requires_grad"}:
         raise WireError("a tensor needs exactly dtype, shape, data and requires_grad")
-    dtype, shape, data = DTYPES.get(content["dtype"]), content["shape"], content["data"]
+    dtype, shape, data = DTYPES.get(str(content["dtype"])), content["shape"], content["data"]
     if dtype is None:
         raise WireError(f"unknown dtype {content['dtype']!r}")
     if type(shape) is not list or not all(type(n) is int and n >= 0 for n in shape):

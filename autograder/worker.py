@@ -30,6 +30,16 @@ ROOT = Path(__file__).resolve().parent.parent
 OURS = {"policy_gradients", "toy_models", "llm_trainer", "lectures", "autograder", "solutions"}
 
 
+PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def system_call(option, value):
+    """prctl; does nothing on systems other than Linux."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, value)
+
+
 class Refuse:
     """An import hook in front of all others: none of the course's own packages can be loaded."""
 
@@ -48,6 +58,7 @@ def main():
     from autograder import cases, wire
 
     torch.set_num_threads(1)
+    system_call(PR_SET_CHILD_SUBREAPER, 1)
     sys.path.remove(str(ROOT))
     for name in [n for n in sys.modules if n.partition(".")[0] in OURS]:
         del sys.modules[name]
@@ -82,6 +93,7 @@ def run_in_fork(job, jobs_fd, cases, wire):
         os.close(reader)
         kill_group(pid)
         status, usage = reap(pid)
+        sweep()
         shutil.rmtree(folder, ignore_errors=True)
     if ending == "closed":
         ending = describe(status, usage, job["limits"])
@@ -90,9 +102,7 @@ def run_in_fork(job, jobs_fd, cases, wire):
 
 def confine(folder, limits):
     """Resource limits, an empty working folder, no terminal; die with the grader."""
-    with contextlib.suppress(OSError, AttributeError):  # Linux only
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    system_call(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.chdir(folder)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -136,6 +146,16 @@ def kill_group(pid):
     for target in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             target(pid, signal.SIGKILL)
+
+
+def sweep():
+    """End what the learner's code left running; as subreaper we are the parent of its orphans."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while children.exists() and (pids := children.read_text().split()):
+        for pid in map(int, pids):
+            kill_group(pid)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
 
 def reap(pid):

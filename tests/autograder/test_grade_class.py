@@ -6,15 +6,18 @@ import json
 import shutil
 import sqlite3
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
 import pytest
 
 from autograder import gradebook
+from autograder.cases import collect
 from autograder.discover import copy_number, discover
 from autograder.examples.make import make
-from autograder.grade import Examiner, checked_release, grade, write_csv
+from autograder.grade import Examiner, _fits, checked_release, grade, write_csv
+from autograder.judge import cases_for
 from autograder.notebooks import HomeworkError
 from autograder.sandbox import Limits
 from autograder.summary import summary
@@ -176,6 +179,14 @@ def test_learners_text_is_escaped_everywhere(graded, tmp_path):
     for raw in ("<script", "<img", "<b>mine"):
         assert raw not in text
     assert "'=cmd()|evil" in rows(tmp_path / "out")
+
+
+@pytest.mark.parametrize("change", [{"gradients": (None,) * 9}, {"modified": (99,)}])
+def test_an_outcome_that_collect_cannot_have_made_is_no_error_of_ours(change):
+    case = cases_for("hw1/reinforce")[0]
+    outcome = collect(lambda logp, advantages: logp, [case])[0]
+    assert _fits(case, outcome)
+    assert not _fits(case, replace(outcome, **change))
 
 
 def test_an_error_of_ours_is_reported_and_the_others_are_graded(graded, tmp_path, monkeypatch):
