@@ -1,6 +1,7 @@
 """Command line: python -m llm_trainer {train,evaluate,warmstart,fields} …
 
 A configuration that cannot work ends in one message and exit code 2, before anything is written.
+transformers and reasoning-gym take seconds to import, so each command does it after that check.
 """
 
 import argparse
@@ -9,13 +10,7 @@ from pathlib import Path
 
 import torch
 
-from llm_trainer.checkpoint import RUN
-from llm_trainer.config import CONFIGS, Config, ConfigError, describe, load
-from llm_trainer.evaluate import evaluate
-from llm_trainer.models import load_policy
-from llm_trainer.step import InvariantError, NonFiniteError
-from llm_trainer.task import Spelling
-from llm_trainer.train import NoSignalError, starting_model, train
+from llm_trainer.config import CONFIGS, Config, ConfigError, RunError, describe, load
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"configuration error: {error}", file=sys.stderr)
         return 2
-    except (InvariantError, NonFiniteError, NoSignalError) as error:
+    except RunError as error:
         print(f"the run was stopped: {error}", file=sys.stderr)
         return 1
     except torch.OutOfMemoryError:
@@ -73,8 +68,11 @@ def configuration(options: argparse.Namespace, default: Path | None = None) -> C
 
 
 def run_train(options: argparse.Namespace) -> int:
+    config = configuration(options)
+    from llm_trainer.train import train
+
     result = train(
-        configuration(options),
+        config,
         resume=options.resume,
         overwrite=options.overwrite,
         quiet=options.quiet,
@@ -83,8 +81,13 @@ def run_train(options: argparse.Namespace) -> int:
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
-    own = options.folder / RUN if options.folder else None
+    own = options.folder / "run.yaml" if options.folder else None
     config = configuration(options, own if own and own.is_file() else None)
+    from llm_trainer.evaluate import evaluate
+    from llm_trainer.models import load_policy
+    from llm_trainer.task import Spelling
+    from llm_trainer.train import starting_model
+
     task = Spelling(config.task)
     policy = load_policy(config, options.folder or starting_model(config))
     words = task.held_out[: config.eval_words]
@@ -100,7 +103,9 @@ def run_evaluate(options: argparse.Namespace) -> int:
 
 def run_warmstart(options: argparse.Namespace) -> int:
     config = configuration(options)
-    print(starting_model(config.model_copy(update={"model": "tiny"})))
+    from llm_trainer.tiny import warm_start
+
+    print(warm_start(config.task, config.warmstart))
     return 0
 
 

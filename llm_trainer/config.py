@@ -25,6 +25,10 @@ class ConfigError(ValueError):
     """The run cannot start as described: which field, which value, what is allowed."""
 
 
+class RunError(RuntimeError):
+    """A run that had started was stopped; the text says why. Its last checkpoint is intact."""
+
+
 def require(condition: bool, message: str) -> None:
     """Raise a ConfigError with this message unless the condition holds."""
     if not condition:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from llm_trainer.batch import StepBatch
-from llm_trainer.config import Config
+from llm_trainer.config import Config, RunError
 from llm_trainer.models import Policy
 from llm_trainer.rollout import Prompts
 from policy_gradients.algorithms import Algorithm, Batch
@@ -37,11 +37,11 @@ BOUNDS = {
 Piece = tuple[StepBatch, Tensor, Tensor]  # a micro-batch, its log-probabilities, their gradient
 
 
-class InvariantError(RuntimeError):
+class InvariantError(RunError):
     """Something that must hold in every correct run does not; the run stops before it learns."""
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(RunError):
     """The loss or its gradient is NaN or infinite; no weight has been changed by it."""
 
 

@@ -33,7 +33,7 @@ from llm_trainer.checkpoint import (
     save_model,
     write_atomically,
 )
-from llm_trainer.config import Config
+from llm_trainer.config import Config, RunError
 from llm_trainer.evaluate import evaluate
 from llm_trainer.log import Console, Log
 from llm_trainer.models import Policy, load_policy
@@ -47,7 +47,7 @@ from policy_gradients.filters import dapo_filter
 NO_SIGNAL_LIMIT = 20  # steps in a row without anything to learn from
 
 
-class NoSignalError(RuntimeError):
+class NoSignalError(RunError):
     """For many steps in a row every group scored the same: there is nothing to learn from."""
 
 

@@ -69,19 +69,19 @@ def test_as_a_real_process_an_error_is_one_line_and_a_code(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_train_then_evaluate_from_the_command_line(tmp_path, model_folder):
+def test_train_then_evaluate_from_the_command_line(capsys, tmp_path, model_folder):
     small = [f"model={model_folder}", f"output_dir={tmp_path / 'run'}", "steps=1", "prompts=2",
              "micro_batch=2", "group=4", "eval_words=20"]  # fmt: skip
-    result = run("train", "--config", CONFIGS / "grpo_tiny.yaml", "--set", *small)
-    assert result.returncode == 0, result.stderr
-    assert "held-out exact" in result.stdout
-    assert "sample" in result.stdout
-    result = run("evaluate", tmp_path / "run")
-    assert result.returncode == 0, result.stderr
-    assert "of 20 held-out words" in result.stdout
-    result = run("train", "--config", CONFIGS / "grpo_tiny.yaml", "--set", *small)
-    assert result.returncode == 2
-    assert "already holds" in result.stderr
+    train = ["train", "--config", str(CONFIGS / "grpo_tiny.yaml"), "--set", *small]
+    assert main(train) == 0
+    shown = capsys.readouterr().out
+    for words in ("held-out exact", "sample", "contrast", "clip high", "KL old", "entropy"):
+        assert words in shown
+    assert main(["evaluate", str(tmp_path / "run")]) == 0
+    assert "of 20 held-out words" in capsys.readouterr().out
+    assert main(train) == 2
+    assert "already holds" in capsys.readouterr().err
+    assert main([*train, "--resume"]) == 0  # already finished: nothing to do
 
 
 def test_several_errors_come_together(tmp_path):

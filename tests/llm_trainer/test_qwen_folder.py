@@ -6,6 +6,7 @@ token. Nothing of the tiny model's own code is used. No GPU and no download is i
 """
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from transformers import (
 
 from llm_trainer.config import CONFIGS, ConfigError, load
 from llm_trainer.models import load_policy
+from llm_trainer.task import Rewards, Spelling
 from llm_trainer.tiny import CHAT_TEMPLATE
 from llm_trainer.train import train
 
@@ -68,14 +70,9 @@ def settings(qwen_folder, tmp_path):
             "group=4", "steps=2", "lr_warmup=0", "max_new_tokens=6", "eval_words=4"]  # fmt: skip
 
 
-def nudge(texts):
-    """A random model never writes a tag; reward something it does write, so that it can learn."""
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_steps_from_a_local_folder(qwen_folder, settings, monkeypatch, dtype):
-    from llm_trainer.task import Rewards, Spelling
-
+    # A random model never writes a tag; reward what it can vary, the length, so that it can learn.
     def score(self, response, entry):
         return Rewards(correctness=min(1.0, len(response) / 40), format=0.0, exact=0.0)
 
@@ -93,8 +90,6 @@ def test_steps_from_a_local_folder(qwen_folder, settings, monkeypatch, dtype):
 
 def test_the_instruction_comes_before_the_unchanged_task(settings):
     config = load(CONFIGS / "grpo_qwen3_1.7b.yaml", settings)
-    from llm_trainer.task import Spelling
-
     task = Spelling(config.task)
     policy = load_policy(config)
     text = policy.tokenizer.decode(policy.prompt(task.question(task.entry("orange"))))
@@ -111,8 +106,6 @@ def test_master_weights_are_float32_whatever_was_published(settings):
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(qwen_folder, settings, tmp_path):
-    import shutil
-
     plain = tmp_path / "plain"
     shutil.copytree(qwen_folder, plain)
     (plain / "chat_template.jinja").unlink()
