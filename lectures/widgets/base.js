@@ -81,14 +81,14 @@ let controlCount = 0;
 export function slider({ label, min, max, step, show, onInput }) {
   const id = `control-${(controlCount += 1)}`;
   const input = html("input", { type: "range", id, min, max, step, ...KEEP_KEYS });
-  const output = html("output", { for: id });
+  const shown = html("span", { class: "value", "aria-hidden": "true" }); // the slider says it
   input.addEventListener("input", () => onInput(Number(input.value)));
   return {
-    node: html("div", { class: "slider" }, html("label", { for: id }, label), output, input),
+    node: html("div", { class: "slider" }, html("label", { for: id }, label), shown, input),
     set(value) {
       input.value = value;
       input.setAttribute("aria-valuetext", show(value));
-      output.textContent = show(value);
+      shown.textContent = show(value);
     },
   };
 }
@@ -185,7 +185,7 @@ const CSS = `
   input { accent-color: var(--positive); margin: 0; }
   .slider { display: grid; grid-template-columns: 1fr auto; gap: 4px 8px; align-items: baseline; }
   .slider label { font-weight: 600; }
-  .slider output { font-variant-numeric: tabular-nums; }
+  .slider .value { font-variant-numeric: tabular-nums; }
   .slider input { grid-column: 1 / -1; width: 100%; height: 20px; cursor: pointer; }
   button {
     font: inherit; color: inherit; background: var(--dead); border: 1px solid var(--line);
@@ -237,7 +237,8 @@ export function mount({ model, el, title, keys, build }) {
   const redraw = () => {
     const drawn = view.draw(state, picture.clientWidth || 680);
     picture.replaceChildren(drawn.picture);
-    if (result.textContent !== drawn.sentence) result.textContent = drawn.sentence;
+    const words = drawn.sentence.replaceAll(" %", "\u00a0%"); // no line may begin with "%"
+    if (result.textContent !== words) result.textContent = words;
   };
   const set = (changes) => {
     Object.assign(state, changes);
