@@ -297,6 +297,28 @@ def test_the_softmax_before_the_log_earns_half_and_is_named():
     assert "softmax" in verdict.cause
 
 
+def test_padding_is_judged_after_everything_on_the_valid_tokens(monkeypatch):
+    """No question of homework 1 has a mask; this one is its REINFORCE loss with padding."""
+    question = QUESTIONS["hw1/reinforce"]
+
+    def generate(draw, final):
+        (case, *_) = question.generate(draw, final)
+        padding = torch.zeros(case.weights.shape, dtype=torch.bool)
+        padding[0, 2:] = True
+        return [replace(case, padding=padding, differentiable=(), weights=None)]
+
+    monkeypatch.setitem(QUESTIONS, question.id, replace(question, generate=generate))
+    assert judge(question.id, question.reference).passed
+
+    def felt(logp, advantages):
+        loss = question.reference(logp, advantages)
+        return torch.cat([loss[:1] + torch.arange(loss.shape[1]).clamp(min=1) - 1, loss[1:]])
+
+    verdict = judge(question.id, felt)
+    assert (failed(verdict), verdict.points) == ("padding", 1.5)
+    assert "padding" in verdict.cause
+
+
 # Outcomes may come from a foreign process.
 
 
