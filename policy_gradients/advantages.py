@@ -50,9 +50,9 @@ def group_centered(rewards: Tensor) -> Tensor:
 def group_standardized(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-4) -> Tensor:
     """Reward in standard deviations of its group: A_i = (r_i − r̄) / (std + eps).  [BL-10]
 
-    Shao et al. 2024 (GRPO, arXiv 2402.03300), section 4.1.2, which does not say the ddof; large
-    trainers ship either. eps is added to the standard deviation, not to the variance. Dividing
-    by the spread gives very easy and very hard prompts more weight (Lecture 08).
+    Shao et al. 2024 (GRPO, arXiv 2402.03300), section 4.1.2, which says neither ddof nor eps;
+    large trainers ship either ddof. eps is added to the standard deviation, not to the variance.
+    Dividing by the spread gives very easy and very hard prompts more weight (Lecture 08).
 
     Args:
         rewards: (prompts, group).
@@ -75,7 +75,7 @@ def leave_one_out(rewards: Tensor) -> Tensor:
 
     Computed as G/(G − 1) · (r_i − r̄). The baseline does not contain r_i, so the gradient is
     unbiased; averaged over the group it is the sample covariance of reward and score [BL-9].
-    Kool et al. 2019; Ahmadian et al. 2024 (RLOO, arXiv 2402.14740), section 2.
+    Kool et al. 2019; Ahmadian et al. 2024 (RLOO, arXiv 2402.14740), section 2.3.
 
     Args:
         rewards: (prompts, group) with group ≥ 2.
@@ -147,7 +147,7 @@ def optimal_baseline(rewards: Tensor, scores: Tensor) -> Tensor:
     u_i is the score ∇ log π of sample i, not ∇π. Rewards are averaged with the weight their
     score has in the variance, so b* is the mean reward only when |u|² and r are uncorrelated.
     For exact expectations scale each score by the square root of its probability.
-    Weaver and Tao 2001; Greensmith et al. 2004.
+    Greensmith, Bartlett and Baxter 2004 (JMLR 5) analyse it for policy gradients in general.
 
     Args:
         rewards: (n,) one per sample.
@@ -274,8 +274,8 @@ def shape_rewards_with_kl(
 
     r_t = −β (log π(y_t) − log π_ref(y_t)) + [t is the last response token] · score
 
-    Ouyang et al. 2022 (InstructGPT, arXiv 2203.02155), eq. 2; Lecture 07. A constant of the
-    update: detached.
+    Ouyang et al. 2022 (InstructGPT, arXiv 2203.02155), eq. 2 without its pretraining term, the
+    log-ratio spread over the tokens; Lecture 07. A constant of the update: detached.
 
     Args:
         scores: (batch,) one score per response.

@@ -50,7 +50,7 @@ def mean_per_token(x: Tensor, mask: Tensor, *, tokens: float | None = None) -> T
 
     (1/N) Σ_i Σ_t x_it with N the number of response tokens.
 
-    Yu et al. 2025 (DAPO, arXiv 2503.14476), eq. 8 and section 3.3.
+    Yu et al. 2025 (DAPO, arXiv 2503.14476), section 3.3, eq. 12.
 
     Args:
         x: (batch, time) one number per token.
@@ -76,7 +76,7 @@ def mean_fixed_length(
 
     (1/N) Σ_i (1/L) Σ_t x_it with L a constant, for example the generation budget.
 
-    Liu et al. 2025 (Dr. GRPO, arXiv 2503.20783), section 3.2 and its listing 1. Every token
+    Liu et al. 2025 (Dr. GRPO, arXiv 2503.20783), section 3.2 and listing 1. Every token
     weighs the same, and the weight does not depend on what was sampled.
 
     Args:

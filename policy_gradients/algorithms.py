@@ -236,7 +236,7 @@ _ROWS = (
         surrogate=surrogates.reinforce,
         aggregation=aggregation.sum_per_sequence,
         kl="reward",
-        kl_coefficient=0.05,  # the paper tunes it per task; this is a common trainer's default
+        kl_coefficient=0.05,  # TRL's default; the paper has .03 and .10, by data set (appendix C)
         kl_estimator=k1,
     ),
     Algorithm(
@@ -248,10 +248,10 @@ _ROWS = (
         knobs={"eps_low": 0.2, "eps_high": 0.2},
         aggregation=aggregation.mean_per_token,
         kl="reward",
-        kl_coefficient=0.02,  # InstructGPT, appendix C
+        kl_coefficient=0.02,  # InstructGPT, appendix C.4
         kl_estimator=k1,
-        value_coefficient=0.5,  # beside the ½ of value_loss, as in the code published with PPO
-        value_clip=0.2,
+        value_coefficient=0.5,  # beside the ½ of value_loss, as in OpenAI's Baselines (ppo2);
+        value_clip=0.2,  # the paper itself has no value clip and prints c₁ = 1 for Atari
     ),
     Algorithm(
         name="grpo",
@@ -259,10 +259,10 @@ _ROWS = (
         paper="Shao et al. 2024, arXiv 2402.03300",
         advantage=advantages.group_standardized,
         surrogate=surrogates.ppo_clip,
-        knobs={"eps_low": 0.2, "eps_high": 0.2},
+        knobs={"eps_low": 0.2, "eps_high": 0.2},  # PPO's: the paper writes ε without a value
         aggregation=aggregation.mean_per_sequence,
         kl="loss",
-        kl_coefficient=0.04,  # section 4.2
+        kl_coefficient=0.04,  # the paper's section 4.2
     ),
     Algorithm(
         name="dr_grpo",
@@ -270,7 +270,7 @@ _ROWS = (
         paper="Liu et al. 2025, arXiv 2503.20783",
         advantage=advantages.group_centered,
         surrogate=surrogates.ppo_clip,
-        knobs={"eps_low": 0.2, "eps_high": 0.2},
+        knobs={"eps_low": 0.2, "eps_high": 0.2},  # the paper's table 6
         aggregation=aggregation.mean_fixed_length,
     ),
     Algorithm(
@@ -279,7 +279,7 @@ _ROWS = (
         paper="Zheng et al. 2025, arXiv 2507.18071",
         advantage=advantages.group_standardized,
         surrogate=surrogates.gspo,
-        knobs={"eps_low": 3e-4, "eps_high": 4e-4},
+        knobs={"eps_low": 3e-4, "eps_high": 4e-4},  # the paper's section 5.1
         aggregation=aggregation.mean_per_sequence,
     ),
     Algorithm(
@@ -289,7 +289,8 @@ _ROWS = (
         advantage=advantages.group_standardized,
         surrogate=surrogates.cispo,
         # no lower bound, as in the paper, which tuned eps_high and does not print its value;
-        # .28 is borrowed from DAPO's clip-higher
+        # .28 is borrowed from DAPO's clip-higher. The paper's runs also took dynamic sampling and
+        # the length penalty from DAPO; this row is the objective alone
         knobs={"eps_low": 1.0, "eps_high": 0.28},
         aggregation=aggregation.mean_per_token,
     ),
@@ -299,7 +300,7 @@ _ROWS = (
         paper="Yu et al. 2025, arXiv 2503.14476",
         advantage=advantages.group_standardized,
         surrogate=surrogates.ppo_clip,
-        knobs={"eps_low": 0.2, "eps_high": 0.28},
+        knobs={"eps_low": 0.2, "eps_high": 0.28},  # the paper's section 4.1
         aggregation=aggregation.mean_per_token,
         dynamic_sampling=True,
     ),

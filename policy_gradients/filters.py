@@ -12,9 +12,10 @@ def dapo_filter(correctness: Tensor, *, low: float = 0.0, high: float = 1.0) -> 
     keep = not (all = low) and not (all = high)
 
     Yu et al. 2025 (DAPO, arXiv 2503.14476), eq. 11; Lecture 08. Judge correctness, not the
-    shaped reward: length penalties make two all-wrong answers differ. A group of equal scores
-    strictly between low and high is kept, as in the paper's condition, although its advantages
-    are 0. Resampling until a batch is full is the caller's, and needs a bound.
+    shaped reward: length penalties make two all-wrong answers differ. The paper knows only right
+    and wrong; scores between are this function's extension, and a group of equal ones is kept,
+    although its advantages are 0. Resampling until a batch is full is the caller's, and needs a
+    bound.
 
     Args:
         correctness: (prompts, group) scores between low and high; any dtype.

@@ -2,8 +2,10 @@
 
 With ℓ = log π(y) − log π_ref(y) and y sampled from π, the average of k1 and of k3 is exactly
 KL(π‖π_ref); that of k2 is close to it near the reference. Their gradients are another matter: as
-a loss, k1 averages to 0, k2 to ∇KL(π‖π_ref) and k3 to ∇KL(π_ref‖π). See Lecture 05 before
-choosing, and note that none of this survives unchanged on whole sequences of tokens.
+a loss, k1 averages to 0, k2 to ∇KL(π‖π_ref) and k3 to ∇KL(π_ref‖π). On whole sequences the sum
+of k1, or of k3, over the tokens is still unbiased for the KL of the sequences; the gradients stay
+those of one position, and leave out that a token also decides which states come next. See
+Lecture 05 before choosing.
 
 Nothing is detached here: pass logp_ref.detach() if the reference has a graph.
 Source of the names: Schulman, "Approximating KL divergence" (2020).
@@ -33,7 +35,9 @@ def k1(logp: Tensor, logp_ref: Tensor) -> Tensor:
 
 
 def k2(logp: Tensor, logp_ref: Tensor) -> Tensor:
-    """½ ℓ²: never negative, biased as a value; as a per-token loss its gradient is ∇KL(π‖π_ref).
+    """½ ℓ²: never negative, biased as a value; as a loss its expected gradient is ∇KL(π‖π_ref).
+
+    Per token that is the KL at the token's own state, not the KL of the sequences.
 
     Args:
         logp: (batch, time) log-probabilities of sampled tokens under π, nats.

@@ -109,18 +109,20 @@ def kto(
 ) -> Tensor:
     """Kahneman–Tversky optimisation: single responses marked good or bad, without pairs.
 
-    r = log π − log π_ref,  z₀ = max(0, mean(kl_logp − kl_logp_ref)) (detached)
+    r = log π − log π_ref,  z₀ = max(0, mean(kl_logp − kl_logp_ref)) (a constant)
     loss = λ_d (1 − σ(β(r − z₀))) if desirable, else λ_u (1 − σ(β(z₀ − r)))
 
-    Ethayarajh et al. 2024 (arXiv 2402.01306), eq. 8, whose names and form are followed here;
-    other code uses the name KTO for variants of z₀.
+    Ethayarajh et al. 2024 (arXiv 2402.01306), eq. 8, whose names and form are followed here. The
+    reference point z₀ stands for KL(π‖π_ref). The paper estimates it by scoring, behind each
+    prompt of the batch, the response to another one: a biased estimate, as π wrote none of them.
+    Other code uses the name KTO for variants of z₀.
 
     Args:
         logp: (batch,) summed log-probabilities under the policy, nats.
         logp_ref: (batch,) the same under the reference; detached here.
         desirable: (batch,) 1 for a good response, 0 for a bad one.
-        kl_logp, kl_logp_ref: (n,) summed log-probabilities of mismatched prompt–response pairs,
-            which estimate KL(π‖π_ref); detached here.
+        kl_logp, kl_logp_ref: (n,) summed log-probabilities of the mismatched prompt–response
+            pairs, under the policy and the reference; detached here.
         beta: risk aversion, > 0.
         lambda_d, lambda_u: weights of good and bad responses, ≥ 0.
 

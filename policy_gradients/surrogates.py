@@ -175,7 +175,7 @@ def sapo(
     """A soft gate in place of the clip: −A (4/τ) σ(τ(ρ − 1)), τ = tau_pos if A > 0, else tau_neg.
 
     The factor 4/τ makes the slope at ρ = 1 equal to 1, so the first step is that of `unclipped`.
-    Gao et al. 2025 (SAPO, arXiv 2511.20347); Lecture 10.
+    Gao et al. 2025 (SAPO, arXiv 2511.20347), with its τ of 1 and 1.05; Lecture 10.
 
     Args:
         logp: (batch, time) log-probabilities under the policy being trained, nats.

@@ -54,8 +54,8 @@ def adaptive_beta(
 
     kl > band · target: β ← β · factor;  kl < target / band: β ← β / factor;  else unchanged
 
-    Schulman et al. 2017 (PPO, arXiv 1707.06347), section 4. The first of the three published
-    forms; `adaptive_beta_dual_ascent` and `adaptive_beta_proportional` are the others.
+    Schulman et al. 2017 (PPO, arXiv 1707.06347), section 4. One of three forms in use;
+    `adaptive_beta_dual_ascent` and `adaptive_beta_proportional` are the others.
 
     Args:
         beta: coefficient of this update, > 0 (from 0 a factor never leads away).
@@ -86,8 +86,9 @@ def adaptive_beta_dual_ascent(beta: float, kl: float, *, target: float, step_siz
 
     β ← max(0, β + step_size · (kl − target))
 
-    The projection is part of the rule: without it β turns negative, and a negative penalty
-    rewards leaving the trust region.
+    Textbook dual ascent, a projected gradient step on the multiplier; no single paper's rule.
+    The projection is part of it: without it β turns negative, and a negative penalty rewards
+    leaving the trust region.
 
     Args:
         beta: coefficient of this update, ≥ 0.
