@@ -171,9 +171,9 @@ def _explanation(mark, place: Path) -> list[tuple[str, str]]:
     difference = details["difference"]
     if isinstance(difference, float) and 0 < difference < float("inf"):
         rows.append(("Largest difference", f"{percent(difference)} of the largest entry"))
-    rows.append(("Likely cause" if mark.status == "wrong" else "What happened", _h(mark.cause)))
+    rows.append(("Likely cause" if mark.status == "wrong" else "What happened", _text(mark.cause)))
     if details["hint"]:
-        rows.append(("Hint", _h(details["hint"])))
+        rows.append(("Hint", _text(details["hint"])))
     rows.append(("Read again", lecture_link(details["lecture"], place)))
     return rows
 
@@ -195,6 +195,11 @@ def lecture_link(lecture: str, place: Path) -> str:
     tag = f", equation {tag.strip().strip('[]')}" if tag.strip() else ""
     title = name.partition("_")[2].replace("_", " ")
     return f'<a href="{_h(target)}">Lecture {_h(number)}, {_h(title)}</a>{_h(tag)}'
+
+
+def _text(text) -> str:
+    """Escaped, with `code` set as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _h(text))
 
 
 def _h(text) -> str:
