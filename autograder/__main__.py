@@ -24,7 +24,7 @@ def main(argv=None) -> int:
         print(f"error: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\nstopped; what was recorded stays; run the same command again to finish", file=sys.stderr)
+        print("\nstopped; what is recorded stays, run it again to finish", file=sys.stderr)
         return 130
 
 

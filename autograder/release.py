@@ -37,10 +37,18 @@ def homeworks(root: Path = ROOT) -> list[str]:
 
 
 def _source(homework: str, root: Path) -> Path:
+    """The solution's notebook. Raises HomeworkError when it is missing, broken or without ids."""
     source = root / "solutions" / homework / f"{homework}.ipynb"
     if not source.is_file():
         known = ", ".join(homeworks(root)) or "none"
         raise HomeworkError(f"there is no homework {homework!r}; there are: {known}")
+    try:
+        cells = json.loads(source.read_text(encoding="utf-8"))["cells"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise HomeworkError(f"{source} is not a notebook: {error}") from None
+    for index, cell in enumerate(cells):
+        if not cell.get("id"):
+            raise HomeworkError(f"{source}, cell {index + 1}: no cell id; releases would differ")
     return source
 
 
@@ -121,9 +129,6 @@ def verify(source: Path, generated: Path):
     """Raise HomeworkError unless the generated notebook is fit to be handed out."""
     ours = json.loads(source.read_text(encoding="utf-8"))["cells"]
     theirs = json.loads(generated.read_text(encoding="utf-8"))["cells"]
-    for index, cell in enumerate(ours):
-        if not cell.get("id"):
-            raise HomeworkError(f"{source}, cell {index + 1}: no cell id; releases would differ")
     if [c["id"] for c in ours] != [c.get("id") for c in theirs]:
         raise HomeworkError(f"{source}: the release has other cells than the solution")
     for cell in theirs:

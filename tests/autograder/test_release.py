@@ -73,6 +73,10 @@ def forget_an_id(cells, notebook):
     del cells["title"]["id"]
 
 
+def break_the_file(_, notebook):
+    del notebook["cells"]
+
+
 def no_answer_before_the_check(cells, notebook):
     notebook["cells"].remove(cells["reinforce-answer"])
 
@@ -96,6 +100,7 @@ def twice_the_same_label(cells, _):
     [
         leave_the_solution_in,
         forget_an_id,
+        break_the_file,
         no_answer_before_the_check,
         open_region,
         check_of_nothing,
