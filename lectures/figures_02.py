@@ -10,83 +10,94 @@ from matplotlib.figure import Figure
 
 from lectures.figures import FAINT, INK, learning_curves, style
 
-BASELINES = {  # key: (whose look, label)
-    "none": ("raw", "no baseline"),
-    "V": ("value_baseline", "the mean, b = V"),
-    "b*": ("optimal_baseline", "the best, b = b*"),
+LABELS = {
+    "raw": "raw reward",
+    "value_baseline": "V subtracted",
+    "leave_one_out": "leave-one-out",
+    "group_centered": "group-centred",
+    "group_standardized": "standardised (ddof 1)",
+    "max_only": "max only",
+}
+BASELINES = {  # look: label
+    "raw": "no baseline",
+    "value_baseline": "the mean, b = V",
+    "optimal_baseline": "the best, b = b*",
 }
 LETTERS = {"A": ("#D55E00", "--"), "B": ("#0072B2", "-"), "C": ("#CC79A7", ":")}
 
 
-def variance_by_skill(panels: dict) -> Figure:
-    """Variance of one answer's estimate, relative to the best baseline's, one panel per family.
+def variance_by_skill(arms: tuple, hits: tuple, graded: tuple) -> Figure:
+    """Variance of one answer's estimate with each of BASELINES, one panel per family.
 
-    panels : title → (x label, x (n,), {"none", "V", "b*": (n,)}, crossing or None)
+    arms, hits, graded : x (n,), variances (2 or 3, n), where the mean stops helping (or None)
     """
-    figure, axes = plt.subplots(1, len(panels), figsize=(7.6, 3.3))
-    for axis, (title, (xlabel, x, lines, crossing)) in zip(axes, panels.items(), strict=True):
-        for key, values in lines.items():
-            name, label = BASELINES[key]
-            axis.semilogy(x, values, label=label, markevery=0.2, **style(name))
+    panels = {
+        "two arms, 1 or 0": ("pass rate p", arms, 5e-6),
+        "sorter, right/wrong": ("pass rate p", hits, 6e-4),
+        "sorter, partial credit": ("skill (nats)", graded, 0.04),
+    }
+    figure, axes = plt.subplots(1, 3, figsize=(7.6, 3.3))
+    for axis, (title, (xlabel, (x, lines, crossing), low)) in zip(
+        axes, panels.items(), strict=True
+    ):
+        for (look, label), values in zip(BASELINES.items(), lines, strict=False):
+            axis.semilogy(x, values, label=label, markevery=len(x) // 5, **style(look))
+        axis.set(title=title, xlabel=xlabel)
+        axis.set_ylim(bottom=low)
         if crossing is not None:
             axis.axvline(crossing, color=FAINT, linewidth=1)
             place = {"xy": (crossing, 0.03), "xycoords": ("data", "axes fraction")}
             shift = {"xytext": (4, 0), "textcoords": "offset points", "fontsize": 8.5}
             axis.annotate(f"p = {crossing:.2f}", color="#555555", **place, **shift)
-        axis.set(title=title, xlabel=xlabel)
     axes[0].set_ylabel("variance of one answer")
     handles, labels = axes[-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return figure
 
 
-def parabola(b, variance, marks: dict, chosen: tuple, title: str, xlabel: str) -> Figure:
-    """The variance as a function of the baseline, with special baselines marked.
+def parabola(b, variance, marks, title: str) -> Figure:
+    """The variance as a function of the baseline, with BASELINES and the reader's b marked.
 
-    b, variance : (n,)   marks : "none", "V", "b*" → (b, variance)   chosen : (b, variance)
+    b, variance : (n + 1,), the last entry is the reader's   marks : (3, 2) baseline and variance
     """
     figure, axis = plt.subplots(figsize=(6.9, 3.2))
-    axis.plot(b, variance, color=INK, linewidth=1.6)
-    top, low = 1.16 * max(variance), marks["b*"][1]
-    for key, (x, y) in marks.items():
-        name, label = BASELINES[key]
-        look = style(name)
-        axis.vlines(x, 0, y, color=look["color"], linewidth=1, linestyle=":")
-        point = {"color": look["color"], "marker": look["marker"], "markersize": 9}
-        axis.plot([x], [y], linestyle="none", label=f"{label}: {y:.3g}", **point)
-    x, y = chosen
+    axis.plot(b[:-1], variance[:-1], color=INK, linewidth=1.6)
+    for (look, label), (x, y) in zip(BASELINES.items(), np.asarray(marks), strict=True):
+        point = {key: style(look)[key] for key in ("color", "marker")}
+        axis.plot([x], [y], linestyle="none", markersize=9, label=f"{label}: {y:.3g}", **point)
     ring = {"markersize": 15, "markerfacecolor": "none", "markeredgecolor": INK}
-    axis.plot([x], [y], "o", linestyle="none", label=f"yours, b = {x:.2f}: {y:.3g}", **ring)
-    axis.set(title=title, xlabel=xlabel, ylabel="variance of one answer")
-    axis.set(ylim=(min(0, low), top))
+    label = f"yours, b = {b[-1]:.2f}: {variance[-1]:.3g}"
+    axis.plot(b[-1:], variance[-1:], "o", linestyle="none", label=label, **ring)
+    axis.set(title=title, xlabel="baseline b (points)", ylabel="variance of one answer")
+    margin = 0.02 * float(b[-2] - b[0])
+    axis.set(xlim=(b[0] - margin, b[-2] + margin), ylim=(0, 1.08 * float(variance[:-1].max())))
     axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1), title="variance", alignment="left")
     return figure
 
 
-def lag(value, average, costs: dict) -> Figure:
-    """A value and its moving average on the left, what three baselines cost on the right.
+def lag(value, average, costs) -> Figure:
+    """A value and its moving average on the left, what four baselines cost on the right.
 
-    value, average : (updates,)   costs : "none", "V", "lagging", "b*" → (updates,)
+    value, average : (updates,)   costs : (4, updates), as in BASELINES, then the moving average
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3.0))
-    left.plot(value, label="V = J", **(style("value_baseline") | {"marker": ""}))
-    left.plot(average, label="moving average", **(style("moving_average") | {"marker": ""}))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3.2))
+    left.plot(value, markevery=10, **style("value_baseline"))
+    left.plot(average, markevery=10, **style("moving_average"))
     left.set(title="the baseline runs behind", xlabel="updates", ylabel="points", ylim=(2.9, 5.1))
-    left.legend(loc="lower right")
-    looks = BASELINES | {"lagging": ("moving_average", "moving average")}
-    for key, values in costs.items():
-        name, label = looks[key]
-        right.semilogy(values, label=label, **(style(name) | {"marker": ""}))
+    looks = BASELINES | {"moving_average": "moving average"}
+    for (look, label), values in zip(looks.items(), costs, strict=True):
+        right.semilogy(values, label=label, markevery=10, **style(look))
     right.set(title="variance of one answer", xlabel="updates")
-    right.legend(fontsize=8.5, loc="lower left")
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
     return figure
 
 
-def side_by_side(panels: dict, labels: dict) -> Figure:
+def side_by_side(panels: dict) -> Figure:
     """Learning curves with their spread over seeds: title → {name: (seeds, updates)}."""
     figure, axes = plt.subplots(1, len(panels), figsize=(7.4, 3.4), sharey=True)
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
-        learning_curves(curves, ylabel="", labels=labels, axis=axis)
+        learning_curves(curves, ylabel="", labels=LABELS, axis=axis)
         axis.set_title(title)
         axis.get_legend().remove()
     axes[0].set_ylabel("exact J (points)")
@@ -120,15 +131,13 @@ def weight_maps(rewards, maps: dict, curves: dict) -> Figure:
         _heat(axis, weights, f"weights, {letter}", "RdBu", (-2.2, 2.2))
         axis.set_yticks([])
         for row, total in enumerate(np.asarray(weights).sum(1)):
-            text = f"{0 if abs(total) < 5e-3 else total:+.1f}".replace("-", "−").replace(
-                "+0.0", "0"
-            )
+            text = "0" if abs(total) < 5e-3 else f"{total:+.1f}".replace("-", "−")
             axis.text(weights.shape[1] - 0.2, row, text, va="center", fontsize=8)
     for letter, runs in curves.items():
         color, line = LETTERS[letter]
         axes[-1].plot(np.asarray(runs).T, line, color=color, linewidth=1)
         place = {"color": color, "weight": "bold", "va": "center"}
-        lift = {"A": -0.07, "B": 0.0, "C": 0.07}[letter]
+        lift = {"A": 0.0, "B": 0.02, "C": -0.04}[letter]
         axes[-1].text(1.03 * runs.shape[1], float(runs[:, -1].mean()) + lift, letter, **place)
     axes[-1].set(title="exact J", xlabel="updates")
     return figure
