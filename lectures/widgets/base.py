@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import anywidget
+import matplotlib.style
 import traitlets
 from matplotlib.figure import Figure
 from PIL import Image
@@ -78,10 +79,11 @@ class LectureWidget(anywidget.AnyWidget):
 
     def still(self) -> bytes:
         """Return the present picture as a PNG, 960 screen pixels wide."""
-        figure = Figure(dpi=100 * STILL_SCALE, facecolor="white")
-        self.draw_still(figure)
         buffer = io.BytesIO()
-        figure.savefig(buffer, format="png")
+        with matplotlib.style.context("default"):  # whatever style the notebook has set
+            figure = Figure(dpi=100 * STILL_SCALE, facecolor="white", layout="none")
+            self.draw_still(figure)
+            figure.savefig(buffer, format="png")
         image = Image.open(buffer).convert("RGB").quantize(128, dither=Image.Dither.NONE)
         small = io.BytesIO()
         image.save(small, format="png", optimize=True)

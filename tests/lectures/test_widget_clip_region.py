@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import matplotlib
 import nbformat
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from lectures import execute
+from lectures.figures import use_course_style
 from lectures.widgets import ClipRegion, base
 from lectures.widgets.clip_region import (
     METHODS,
@@ -237,6 +239,14 @@ def test_the_still_follows_the_state():
     assert clip.still() == before
     clip.eps_high = 0.9
     assert clip.still() != before
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_still_does_not_depend_on_the_style_of_the_notebook():
+    plain = ClipRegion().still()
+    with matplotlib.rc_context():
+        use_course_style()
+        assert ClipRegion().still() == plain
 
 
 @pytest.mark.parametrize(
