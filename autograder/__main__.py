@@ -17,10 +17,7 @@ def main(argv=None) -> int:
     arguments = parser().parse_args(argv)
     try:
         return arguments.run(arguments)
-    except HomeworkError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    except (OSError, WorkerError) as problem:
+    except (HomeworkError, OSError, WorkerError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -121,7 +121,8 @@ class Sandbox:
         """Run `cells` in order, take `function` as it stands after the cell `answer`, collect.
 
         cases : from `encode_cases`.
-        Raises WorkerError when the worker itself breaks (after one retry with a fresh one).
+        A worker that dies is replaced once; if it dies again, that was the learner's code. Raises
+        WorkerError when no worker can be started.
         """
         job = {
             "cells": [asdict(cell) for cell in cells],
@@ -131,13 +132,14 @@ class Sandbox:
             "limits": asdict(self.limits),
         }
         line = json.dumps(job).encode() + b"\n"
-        for last_try in (False, True):
+        for _ in range(2):
+            if self._closed:
+                raise WorkerError("grading was stopped")
             try:
                 return self._read(self._ask(line))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError):
                 self._stop()
-                if last_try or self._closed:
-                    raise WorkerError(f"the process that runs answers ended: {error}") from error
+        return Run(None, "ended the process that runs answers")
 
     def _ask(self, line):
         if self._process is None:
@@ -146,7 +148,7 @@ class Sandbox:
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            raise ValueError(f"no reply; {self._last_words()}")
+            raise ValueError("the worker is gone")
         return json.loads(answer)
 
     def _start(self):
@@ -169,6 +171,8 @@ class Sandbox:
                 env=environment,
                 start_new_session=True,
             )
+        if self._process.stdout.readline() != b"ready\n":
+            raise WorkerError(f"no process to run answers in: {self._last_words()}")
 
     @property
     def _log(self) -> Path:
@@ -204,6 +208,8 @@ class Sandbox:
                     outcomes = read_outcomes(event.get("outcomes"))
                 except wire.WireError as error:
                     stopped = f"returned something that cannot be read: {error}"
+        if outcomes is not None:  # the answer is there; what went on afterwards does not matter
+            return Run(outcomes, errors=errors)
         ending = reply["ending"]
         if ending in ("cpu", "wall"):
             seconds = getattr(self.limits, f"{ending}_seconds")
@@ -213,8 +219,6 @@ class Sandbox:
         if ending != "done":
             problem = f"ended the Python process ({ending.removeprefix('died ')})"
             return Run(None, problem, errors=errors)
-        if outcomes is not None:
-            return Run(outcomes, errors=errors)
         if found is False:
             return Run(None, "is not defined after its cell has run", errors=errors)
         if not called and found:

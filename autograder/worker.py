@@ -3,7 +3,8 @@
 Started by `autograder.sandbox` as a script. It imports torch, `autograder.cases` and
 `autograder.wire`: no reference, no expected value and no tolerance ever enters this process.
 
-Protocol: one JSON job per line on standard input, one JSON reply per line on standard output.
+Protocol: the word ready, then one JSON job per line on standard input and one JSON reply per line
+on standard output.
 For each job a fork in its own session, with resource limits and its own empty working folder,
 runs the learner's cells and then `collect`. It reports over a pipe, one line per event; the
 lines are passed on unread, because they come from a learner's process. The reply says how the
@@ -65,6 +66,8 @@ def main():
     sys.meta_path.insert(0, Refuse)
 
     jobs, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    replies.write(b"ready\n")
+    replies.flush()
     while line := jobs.readline():
         reply = run_in_fork(json.loads(line), jobs.fileno(), cases, wire)
         replies.write(json.dumps(reply).encode() + b"\n")
@@ -81,7 +84,7 @@ def run_in_fork(job, jobs_fd, cases, wire):
             os.setsid()
             confine(folder, job["limits"])
             # Only the pipe survives: the learner's code cannot speak to the grader.
-            os.dup2(writer, 3)
+            os.dup2(writer, 3, inheritable=False)
             os.closerange(4, 4096)
             serve(job, cases, wire)
         finally:
@@ -194,7 +197,7 @@ def serve(job, cases, wire):
     try:
         outcomes = cases.collect(function, given)
     except BaseException as error:  # SystemExit and friends: the learner's, not ours
-        report({"event": "stopped", "error": f"{type(error).__name__}: {error}"[:300]})
+        report({"event": "stopped", "error": in_words(error)})
         return
     fields = [{name: getattr(o, name) for name in o.__dataclass_fields__} for o in outcomes]
     try:
@@ -219,15 +222,23 @@ def run_cell(source, filename, namespace):
     try:
         statements = ast.parse(source, filename).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return f"{type(error).__name__}: {error}"[:300]
+        return in_words(error)
     for statement in statements:
         try:
             module = ast.Module([statement], type_ignores=[])
             exec(compile(module, filename, "exec"), namespace)
         except BaseException as error:  # also SystemExit: it ends the cell's statement, not us
             line = getattr(statement, "lineno", "?")
-            first = first or f"{type(error).__name__}: {error}"[:300] + f" (line {line})"
+            first = first or f"{in_words(error)} (line {line})"
     return first
+
+
+def in_words(error) -> str:
+    """Type and message; a learner's exception may even fail to say what it is."""
+    try:
+        return f"{type(error).__name__}: {error}"[:300]
+    except BaseException:
+        return type(error).__name__
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch
 
 from autograder import wire
 from autograder.cases import Case
-from autograder.sandbox import Cell, Limits, Sandbox, encode_cases, read_outcomes
+from autograder.sandbox import Cell, Limits, Sandbox, WorkerError, encode_cases, read_outcomes
 
 X = torch.tensor([[1.0, -2.0, 0.1]], dtype=torch.float64)
 CASES = encode_cases([Case("one", (X,), {}, differentiable=(0,), weights=torch.ones_like(X))])
@@ -144,6 +144,28 @@ def test_nothing_outlives_its_question(sandbox):
     sleeper = round(float(outcome.value[0, 0] - X[0, 0]))
     with pytest.raises(ProcessLookupError):
         os.kill(sleeper, 0)
+
+
+def test_killing_the_worker_costs_that_question_only(sandbox):
+    source = "import os\ndef f(x):\n    os.kill(os.getppid(), 9)"
+    assert "ended the process" in run(sandbox, source).problem
+    assert run(sandbox, "def f(x):\n    return x").outcomes is not None
+
+
+def test_a_worker_that_cannot_start_is_our_error(monkeypatch):
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with Sandbox() as own, pytest.raises(WorkerError, match="no process to run answers"):
+        run(own, "def f(x):\n    return x")
+
+
+def test_an_exception_that_cannot_be_printed(sandbox):
+    source = (
+        "class Odd(Exception):\n    def __str__(self):\n        raise self\n"
+        "def f(x):\n    return x\nraise Odd"
+    )
+    result = run(sandbox, source)
+    assert result.outcomes is not None
+    assert "Odd" in result.errors["answer"]
 
 
 def test_closing_leaves_no_process_and_no_file():
