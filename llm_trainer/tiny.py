@@ -23,7 +23,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm.auto import tqdm
+from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
@@ -161,7 +161,8 @@ def train_warm_start(
 
     def updates(count: int, rate) -> None:
         nonlocal done
-        bar = tqdm(range(count), "warm start of the tiny Qwen", unit="update", disable=quiet)
+        about = {"desc": "warm start of the tiny Qwen", "unit": "update", "mininterval": 1.0}
+        bar = tqdm(range(count), disable=quiet, **about)
         for step in bar:
             for settings in optimizer.param_groups:
                 settings["lr"] = config.lr * rate(step)
@@ -174,7 +175,7 @@ def train_warm_start(
             optimizer.step()
             done += 1
             if step % 20 == 0:
-                bar.set_postfix(loss=f"{loss.item():.3f}")
+                bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
 
     model.train()
     # 30 updates up, then flat, then down to zero over the last 30 %.
