@@ -32,8 +32,8 @@ grade: setup ## grade a folder of submissions: make grade HW=hw1_policy_gradient
 	@$(RUN) -m autograder grade $(HW) $(DIR) $(ARGS)
 
 bench: setup ## measure speed (needs `pip install trl==1.16.0` for the comparison with TRL)
-	@$(RUN) benchmarks/toy_loop.py
-	@$(RUN) benchmarks/trainer_step.py
+	@$(RUN) -m benchmarks.toy_loop
+	@$(RUN) -m benchmarks.trainer_step
 
 lint: setup ## check style with ruff
 	@$(RUN) -m ruff check . && $(RUN) -m ruff format --check .
