@@ -60,17 +60,18 @@ def parabola(b, variance, marks, title: str) -> Figure:
 
     b, variance : (n + 1,), the last entry is the reader's   marks : (3, 2) baseline and variance
     """
+    b, variance, marks = (np.asarray(x, dtype=float) for x in (b, variance, marks))
     figure, axis = plt.subplots(figsize=(6.9, 3.2))
     axis.plot(b[:-1], variance[:-1], color=INK, linewidth=1.6)
-    for (look, label), (x, y) in zip(BASELINES.items(), np.asarray(marks), strict=True):
+    for (look, label), (x, y) in zip(BASELINES.items(), marks, strict=True):
         point = {key: style(look)[key] for key in ("color", "marker")}
         axis.plot([x], [y], linestyle="none", markersize=9, label=f"{label}: {y:.3g}", **point)
     ring = {"markersize": 15, "markerfacecolor": "none", "markeredgecolor": INK}
     label = f"yours, b = {b[-1]:.2f}: {variance[-1]:.3g}"
     axis.plot(b[-1:], variance[-1:], "o", linestyle="none", label=label, **ring)
     axis.set(title=title, xlabel="baseline b (points)", ylabel="variance of one answer")
-    margin = 0.02 * float(b[-2] - b[0])
-    axis.set(xlim=(b[0] - margin, b[-2] + margin), ylim=(0, 1.08 * float(variance[:-1].max())))
+    margin = 0.02 * (b[-2] - b[0])
+    axis.set(xlim=(b[0] - margin, b[-2] + margin), ylim=(0, 1.08 * variance[:-1].max()))
     axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1), title="variance", alignment="left")
     return figure
 
