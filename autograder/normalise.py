@@ -17,7 +17,6 @@ from autograder.notebooks import (
     Question,
     Release,
     UnreadableError,
-    allowed_import,
     defines,
     read_submission,
     statements,
@@ -192,36 +191,42 @@ def _runnable(question: Question, cell: Cell, index: int, notes: list[str]) -> A
 
 def _helpers(release: Release, cells: list[Cell], answers: set[int], notes) -> dict[int, str]:
     """The learner's own code: index in the submission -> source to run."""
-    by_grade = {c.grade_id: c for c in release.cells if c.grade_id}
-    by_id = {c.cell_id: c for c in release.cells if c.cell_id}
+    labels = {c.grade_id for c in release.cells if c.grade_id}
+    ids = {c.cell_id for c in release.cells if c.cell_id}
     sources = {_squeezed(c.source) for c in release.cells}
     names = [q.function for q in release.questions]
     helpers = {}
     for index, cell in enumerate(cells):
         if cell.kind != "code" or index in answers or not cell.source.strip():
             continue
-        if _squeezed(cell.source) in sources or any(defines(cell.source, n) for n in names):
-            continue  # as released, or a further copy of an answer
+        if _squeezed(cell.source) in sources:
+            continue  # as released
         source = without_magics(cell.source)
-        if cell.grade_id in by_grade or cell.cell_id in by_id:
-            # One of our own cells, edited: keep what others may build on, not what it runs.
-            source = "\n".join(ast.unparse(s) for s in statements(source) if _definition(s))
+        ours = cell.grade_id in labels or cell.cell_id in ids
+        if ours or any(defines(source, name) for name in names):
+            # One of our own cells, edited, or a further copy of an answer: keep what other cells
+            # may build on, not what it runs and not the copy.
+            kept = [s for s in statements(source) if _definition(s, names)]
+            source = "\n".join(ast.unparse(s) for s in kept)
         elif refused := forbidden_imports(source):
-            names = ", ".join(refused)
-            notes.append(f"Your own cell at position {index + 1} uses {names}; it was left out.")
+            packages = ", ".join(refused)
+            notes.append(f"Your own cell at position {index + 1} uses {packages}; it was left out.")
             continue
         if source.strip():
             helpers[index] = source
     return helpers
 
 
-def _definition(statement: ast.stmt) -> bool:
-    """An allowed import, a function or a class that imports nothing forbidden, or a constant."""
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return allowed_import(statement)
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        return not forbidden_imports(ast.unparse(statement))
-    return isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant)
+def _definition(statement: ast.stmt, answers: list[str]) -> bool:
+    """An import, a function that is no answer, a class, or a constant; nothing forbidden in it."""
+    if isinstance(statement, ast.Assign):
+        return isinstance(statement.value, ast.Constant)
+    kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
+    return (
+        isinstance(statement, kinds)
+        and getattr(statement, "name", "") not in answers
+        and not forbidden_imports(ast.unparse(statement))
+    )
 
 
 def _checks(release: Release, cells: list[Cell]) -> list[str]:

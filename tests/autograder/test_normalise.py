@@ -117,6 +117,17 @@ def test_of_duplicates_the_last_edited_one_counts(notebook):
     assert any("3 cells for batch_centered" in note for note in submission.notes)
 
 
+def test_helpers_beside_a_further_copy_of_an_answer_are_kept(notebook):
+    at = place(notebook, "batch_centered")
+    both = "def average(x):\n    return x.mean()\n\n" + ANSWER
+    notebook["cells"].insert(at, code(both))
+    assert sources(fit(notebook)) == [
+        "import torch",
+        "def average(x):\n    return x.mean()",
+        ANSWER,
+    ]
+
+
 def test_a_deleted_answer_costs_that_question_only(notebook):
     del notebook["cells"][place(notebook, "reinforce")]
     submission = fit(notebook)
@@ -173,8 +184,10 @@ def test_helper_cells_come_along_in_order(notebook):
 
 def test_an_edited_setup_cell_keeps_its_allowed_imports_only(notebook):
     setup = next(c for c in notebook["cells"] if c["cell_type"] == "code")
-    setup["source"] = "import math\nimport torch\nfrom autograder import check\nprint(check)\n"
-    assert sources(fit(notebook)) == ["import torch", "import math\nimport torch", ANSWER]
+    setup["source"] = (
+        "import numpy as np\nimport torch\nfrom autograder import check\nprint(check)\n"
+    )
+    assert sources(fit(notebook)) == ["import torch", "import numpy as np\nimport torch", ANSWER]
 
 
 @pytest.mark.parametrize(
