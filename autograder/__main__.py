@@ -26,7 +26,10 @@ def main(argv=None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="python -m autograder", description=__doc__)
+    top = argparse.ArgumentParser(
+        prog="python -m autograder",
+        description="Check, grade and release homework; each command has a --help of its own.",
+    )
     commands = top.add_subparsers(required=True, metavar="{check,grade,release,doctor}")
 
     one = commands.add_parser(
