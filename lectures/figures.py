@@ -297,13 +297,19 @@ def compass(
     several panels of one method; limit : half-width of a panel in units of |∇J| (default: wide
     enough for 95 % of all samples); columns : panels per row
 
-    Each panel shows ∇J (thin arrow with a ring at its tip), the estimator's expectation (thick
-    arrow) and its samples (faint lines). An expectation off the thin arrow is bias in direction,
-    one that misses the ring along it is a factor, the cloud is variance, and a sample in the
-    shaded half lowers J to first order. The
-    numbers under the panel are taken in the full space, not in the plane: length of the
-    expectation along ∇J, its cosine with ∇J, the samples' root-mean-square distance from it in
-    units of |∇J|, and the shares of samples on the wrong side and exactly zero.
+    Vectors with many entries are drawn in a plane (`compass_plane`): to the right goes the
+    component along ∇J, upwards the component along the *one* orthogonal direction in which the
+    expectations stray most (or, where none strays, the samples spread most). All other
+    directions are not drawn. Each panel shows ∇J (thin black arrow, a ring at its tip), the
+    estimator's expectation (broad pale arrow, a cross at its tip) and its samples (faint lines
+    that end in dots). A cross off the thin arrow is bias in direction, one on its line that
+    misses the ring is a factor, the cloud is variance, and a sample in the shaded half lowers J
+    to first order.
+
+    The numbers under the panel are taken in all directions, not in the plane. mean: length of
+    the expectation, in units of |∇J|, and its cosine with ∇J. spread: root-mean-square distance
+    of the samples from the expectation, in the same unit. wrong side: share of samples with a
+    negative component along ∇J. zero: share that is exactly the zero vector (it teaches nothing).
     Raises ValueError if ∇J is zero or a shape does not fit.
     """
     gradient = _array(true_gradient)
@@ -342,31 +348,34 @@ def _draw_needles(axis, mean: np.ndarray, draws: np.ndarray, color: str, limit: 
     zeros = np.zeros(len(draws))
     axis.plot([zeros, draws[:, 0]], [zeros, draws[:, 1]], color=color, alpha=0.16, linewidth=0.8)
     axis.plot(draws[:, 0], draws[:, 1], ".", color=color, alpha=0.5, markersize=3)
-    _arrow(axis, mean, color, limit, gid="mean", head=15.0, tail=7.0)
-    _arrow(axis, np.array([1.0, 0.0]), INK, limit, gid="truth", head=6.0, tail=1.6)
-    axis.plot(1, 0, "o", markersize=10, markerfacecolor="none", markeredgecolor=INK, zorder=6)
+    _arrow(axis, mean, color, limit, gid="mean", head=11.0, tail=5.0, alpha=0.45)
+    _arrow(axis, np.array([1.0, 0.0]), INK, limit, gid="truth", head=5.0, tail=1.2)
+    for size, width, ink in ((6.0, 3.2, "white"), (5.0, 1.6, color)):  # a cross with a white rim
+        axis.plot(*mean, "x", markersize=size, markeredgewidth=width, color=ink, zorder=6)
+    ring = {"markersize": 12, "markerfacecolor": "none", "markeredgecolor": INK}
+    axis.plot(1, 0, "o", zorder=7, **ring)
     axis.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
     axis.text(-0.96 * limit, -0.96 * limit, "lowers J", fontsize=8, color="#7a4a36")
 
 
-def _arrow(axis, tip: np.ndarray, color: str, limit: float, *, gid: str, head: float, tail: float):
-    """Draw an arrow from the origin; sizes in points, the head at most half the arrow's length."""
+def _arrow(axis, tip, color, limit, *, gid, head, tail, alpha=1.0) -> None:
+    """Draw an arrow from the origin; sizes in points, shrunk as a whole if the arrow is short."""
     points = np.linalg.norm(tip) * 155 / (2 * limit)  # a panel is about 155 points wide
-    length = max(1.0, min(1.2 * head, points / 2))
-    shape = f"simple,head_length={length},head_width={head},tail_width={tail}"
+    scale = min(1.0, points / (2.4 * head))
+    shape = f"simple,head_length={1.2 * head},head_width={head},tail_width={tail}"
     look = {"arrowstyle": shape, "facecolor": color, "edgecolor": "white", "linewidth": 0.7}
-    look |= {"mutation_scale": 1, "shrinkA": 0, "shrinkB": 0}
+    look |= {"mutation_scale": max(scale, 0.05), "shrinkA": 0, "shrinkB": 0, "alpha": alpha}
     axis.annotate("", xy=tip, xytext=(0, 0), arrowprops=look, gid=gid, zorder=5)
 
 
 def _compass_numbers(gradient: np.ndarray, mean: np.ndarray, draws: np.ndarray) -> str:
     length = np.linalg.norm(gradient)
-    along = gradient @ mean / length**2
-    cosine = gradient @ mean / (length * np.linalg.norm(mean))
+    size = np.linalg.norm(mean)
+    cosine = gradient @ mean / (length * size)
     spread = np.sqrt(((draws - mean) ** 2).sum(axis=1).mean()) / length
     wrong, zero = (draws @ gradient < 0).mean(), (draws == 0).all(axis=1).mean()
     numbers = (
-        f"mean: length {along:.2f}, cosine {cosine:.3f}\nspread {spread:.2f} |∇J|\n"
+        f"mean: length {size / length:.2f}, cosine {cosine:.3f}\nspread {spread:.2f} |∇J|\n"
         f"wrong side {wrong:.0%}, zero {zero:.0%}"
     )
     return numbers.replace("-", "−")
