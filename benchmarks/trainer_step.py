@@ -1,7 +1,7 @@
 """One GRPO step of llm_trainer against one of TRL's GRPOTrainer, on the same work.
 
-    python benchmarks/trainer_step.py                  (needs `pip install trl==1.16.0`)
-    python benchmarks/trainer_step.py --skip-trl       (our numbers only)
+    python -m benchmarks.trainer_step                  (needs `pip install trl==1.16.0`)
+    python -m benchmarks.trainer_step --skip-trl       (our numbers only)
 
 Same: starting checkpoint (the cached warm start of the tiny Qwen), words in the same order, prompt
 tokens, group, token limit, temperature, loss (clipped ratio, mean per sequence, group-standardised
@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
@@ -178,7 +177,7 @@ def main() -> int:
         for _ in range(total):
             one_step_each()
 
-    command = shlex.join(["python", str(Path(sys.argv[0])), *sys.argv[1:]])
+    command = shlex.join(["python", "-m", "benchmarks.trainer_step", *sys.argv[1:]])
     print(f"\n`{command}`\n")
     print(
         f"{options.prompts} prompts, {options.group} responses each, at most "

@@ -2,7 +2,7 @@
 
 Each prompt runs through the network once; its attention cache is then repeated for the G members
 of its group. Rows that have ended leave the batch. The sampler's log-probabilities are those of
-the distribution it really drew from: the softmax at the sampling temperature, nothing cut off.
+the distribution it really drew from: the softmax at the sampling temperature [MAP-1], nothing cut off.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,8 @@
 
 The algorithm is a row of `policy_gradients.ALGORITHMS`; nothing here asks for its name. What the
 row leaves open is decided here: where log-probabilities come from, which groups are computed, and
-how the step is cut into micro-batches.
+how the step is cut into micro-batches. Lecture 12 walks through it; the ratio is [RC-3], the mask
+[MAP-5], the sum over the batch [MAP-6].
 """
 
 import inspect
@@ -71,7 +72,7 @@ def own_loss(function: Callable, row: Algorithm, config: Config) -> Callable[[Ba
 def response_logits(
     policy: Policy, prompts: Prompts, tokens: Tensor, mask: Tensor, *, group: int, shared: bool
 ) -> Tensor:
-    """Logits that predict each response token, with gradient.
+    """Logits that predict each response token, with gradient (Lecture 12).
 
     shared: each prompt runs once and its attention cache serves the whole group. The result is
     the plain one up to rounding; the saving is (G − 1)/G of the prompt's work.

@@ -201,7 +201,8 @@ def collect(
         if len(batch.rewards):
             kept.append(batch)
     means = {name: sum(m[name] for m in metrics) / len(metrics) for name in metrics[0]}
-    means |= {"groups/sampled": len(metrics) * config.prompts}
+    means["tokens"] = sum(m["tokens"] for m in metrics)
+    means["groups/sampled"] = len(metrics) * config.prompts
     if not kept:
         return None, means, text
     step = join(kept, policy.pad_id)
