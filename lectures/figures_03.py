@@ -56,7 +56,7 @@ def promise_and_truth(noiseless, sampled) -> Figure:
         axis.semilogx(steps, promised, **promise, linewidth=2.6, label="promised")
         axis.semilogx(steps, J, **truth, linewidth=2.6, label="true J")
         axis.axhline(5, color=FAINT, linewidth=1, linestyle=":")
-        axis.set(xlabel="inner steps on one batch", ylim=(3.2, 5.4))
+        axis.set(xlabel="inner steps on one batch", ylim=(2.9, 5.6), yticks=(3, 3.5, 4, 4.5, 5))
         axis.set_xlim(left=1)
     for J, promised in sampled:
         right.semilogx(steps, promised, **promise, linewidth=0.8, alpha=0.35)
