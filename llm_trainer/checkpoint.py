@@ -70,6 +70,7 @@ def load_state(folder: Path) -> dict[str, Any] | None:
 def save_model(policy: Policy, folder: Path) -> None:
     """Model and tokenizer as Hugging Face files; each replaces the old one whole."""
     building = folder / "building"
+    shutil.rmtree(building, ignore_errors=True)  # left by a crash
     policy.model.save_pretrained(building)
     policy.tokenizer.save_pretrained(building)
     for path in building.iterdir():

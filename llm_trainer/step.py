@@ -64,7 +64,11 @@ def own_loss(function: Callable, row: Algorithm, config: Config) -> Callable[[Ba
         }
         taken = {name: value for name, value in knobs.items() if any_name or name in names}
         mask = batch.mask.to(batch.logp.dtype)  # so that 1 - mask and mask.mean() work
-        return function(batch.logp, batch.logp_old, batch.advantages, mask, **taken)
+        value = function(batch.logp, batch.logp_old, batch.advantages, mask, **taken)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise RunError(f"{function.__name__} must return a scalar tensor, got {shape}")
+        return value
 
     return loss
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from llm_trainer.config import ConfigError, build
+from llm_trainer.config import ConfigError, RunError, build
 from llm_trainer.models import load_policy
 from llm_trainer.step import InvariantError, Learner, NonFiniteError, response_logits
 from llm_trainer.task import WordStream
@@ -218,6 +218,15 @@ def test_a_loss_gets_tokens_and_length_if_it_asks(make_learner, spelling):
         "sequences": 16,
         "eps": (0.2, 0.28),
     }
+
+
+def test_a_loss_per_token_is_refused_with_its_shape(make_learner, spelling):
+    def per_token(logp, logp_old, advantages, mask, *, eps_low, eps_high):
+        return -logp * advantages
+
+    learner = make_learner(per_token)
+    with pytest.raises(RunError, match=r"per_token must return a scalar tensor, got \(16, \d+\)"):
+        learner.update(learner.prepare(samples(learner, spelling)), fresh=True)
 
 
 def test_a_loss_that_is_not_finite_is_named_and_changes_nothing(make_learner, spelling):
