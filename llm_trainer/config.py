@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from policy_gradients.algorithms import ALGORITHMS, Algorithm
 
+TRAINABLE = [name for name, row in ALGORITHMS.items() if not row.needs_critic]
 CONFIGS = Path(__file__).parent / "configs"
 
 
@@ -103,7 +104,7 @@ class Config(Section):
     warmstart: WarmstartConfig = WarmstartConfig()
 
     # the algorithm: a row of policy_gradients.ALGORITHMS
-    algorithm: str = knob("grpo", "row of the table of algorithms", "-", ", ".join(ALGORITHMS))
+    algorithm: str = knob("grpo", "row of the table of algorithms", "-", ", ".join(TRAINABLE))
     eps_low: float | None = knob(
         None, "clip distance below a ratio of 1; empty: the row's", "-", "0 or more", ge=0
     )
@@ -190,13 +191,13 @@ class Config(Section):
     def _possible(self) -> "Config":
         require(
             self.algorithm in ALGORITHMS,
-            f"algorithm = {self.algorithm!r}: unknown; {_closest(self.algorithm, ALGORITHMS)}",
+            f"algorithm = {self.algorithm!r}: unknown; {_closest(self.algorithm, TRAINABLE)}",
         )
         row = self.row()
         require(
             not row.needs_critic,
             f"algorithm = {self.algorithm!r}: it needs a critic, and this trainer has none yet; "
-            f"choose one of {', '.join(n for n, r in ALGORITHMS.items() if not r.needs_critic)}",
+            f"choose one of {', '.join(TRAINABLE)}",
         )
         require(
             self.group > 1 or not row.needs_group,

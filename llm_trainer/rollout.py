@@ -1,8 +1,8 @@
 """Sample responses with our own decoding loop, and keep the log-probability of every token.
 
 Each prompt runs through the network once; its attention cache is then repeated for the G members
-of its group. Rows that have ended leave the batch. The sampler's log-probabilities [MAP-1] are those
-of the distribution it really drew from: the softmax at the sampling temperature, nothing cut off.
+of its group. Rows that have ended leave the batch. The sampler's log-probabilities [MAP-1] are of
+the distribution it really drew from: the softmax at the sampling temperature, nothing cut off.
 """
 
 from dataclasses import dataclass
