@@ -153,3 +153,14 @@ def test_groups_stay_whole_when_a_batch_is_cut(policy, prompts):
     assert part.rewards.tolist() == [[4.0, 5.0], [0.0, 1.0]]
     assert torch.equal(part.tokens, responses.tokens[[4, 5, 0, 1], :time])
     assert time == int(responses.mask[[4, 5, 0, 1]].sum(1).max())
+
+
+@pytest.mark.filterwarnings("ignore:.*past_key_values")
+def test_both_names_of_the_cache_argument_work(policy, prompts):
+    """transformers renames past_key_values to cache; 5.24 still takes both."""
+    assert "cache" in policy._arguments
+    new = draw(policy, prompts)
+    policy._arguments = {"past_key_values"}
+    old = draw(policy, prompts)
+    assert torch.equal(new.tokens, old.tokens)
+    assert torch.equal(new.logp, old.logp)
