@@ -24,7 +24,7 @@ NOTEBOOK = Path(__file__).resolve().parents[2] / "lectures" / "03_ratios_and_cli
 ALL_CELLS = {cell["id"]: cell for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]}
 CELLS = {name: "".join(cell["source"]) for name, cell in ALL_CELLS.items()}
 USED = ["setup", "puzzle-predict", "puzzle", "importance", "dropped", "surrogate", "promise"]
-USED += ["six-regions", "fact-predict", "fact", "compass"]
+USED += ["six-regions", "fact-predict", "fact", "compass", "bugs"]
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +103,15 @@ def test_what_the_clip_leaves_far_out_are_corrections(lecture):
     way_back = (lecture["start"] - lecture["far"]).flatten()
     clipped = lecture["panels"]["clipped"][0]
     assert cosine_similarity(clipped, way_back, dim=0) == pytest.approx(0.72, abs=0.01)
+
+
+def test_rewards_tell_neither_swapped_edges_nor_a_missing_minimum(lecture):
+    stuck = {k: (J[-1] < 4.5).double() for k, (J, _) in lecture["runs"].items()}
+    for letter in "CF":
+        error = ((stuck[letter].var() + stuck["E"].var()) / 128).sqrt()
+        assert abs(stuck[letter].mean() - stuck["E"].mean()) < 3 * error
+    error = ((stuck["A"].var() + stuck["E"].var()) / 128).sqrt()
+    assert stuck["A"].mean() - stuck["E"].mean() > 3 * error
 
 
 def test_largest_ratio_comes_back(lecture):
