@@ -114,6 +114,12 @@ def test_rewards_tell_neither_swapped_edges_nor_a_missing_minimum(lecture):
     assert stuck["A"].mean() - stuck["E"].mean() > 3 * error
 
 
+def test_dead_share_at_a_tiny_epsilon_jumps(lecture):
+    dead = lecture["seen"][0.01]["dead"][1:]
+    assert 0.05 < dead.min() < 0.07
+    assert 0.45 < dead.max() < 0.5
+
+
 def test_largest_ratio_comes_back(lecture):
     largest = lecture["seen"][0.2]["largest ρ"]
     assert largest.max() == pytest.approx(1.27, abs=5e-3)
