@@ -38,6 +38,7 @@ BOX_FILLS = {
     "trained": ("#d9ebf7", "#0072B2"),
     "frozen": ("#e9e9e9", "#8a8a8a"),
     "next": ("#dff3ea", "#009E73"),
+    "step": ("#ffffff", "#8a8a8a"),
     "none": ("none", "none"),
 }
 SCREEN_DPI = 96
@@ -217,7 +218,8 @@ def flow(boxes: str, arrows: str, *, size: tuple[float, float], fontsize: float 
         flow("a 1 2 data prompts | b 4 2 trained the/policy", "a > b: sampled", size=(5, 4))
 
     boxes : one box per line or between bars: name, x and y of its centre in inches, kind, text
-    ("/" breaks a line); the kind ("plain", "data", "trained", "frozen", "next", "none") is its fill
+    ("/" breaks a line); the kind ("plain", "step", "data", "trained", "frozen", "next", "none") is
+    its fill
     arrows : one chain per line or between commas, "a > b > c"; ": label" labels its last arrow
     size : width and height in inches
     Raises ValueError for a box that cannot be read, KeyError for an unknown kind or box.

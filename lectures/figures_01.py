@@ -1,7 +1,8 @@
-"""The pictures that only lecture 01 draws: plain matplotlib, no arithmetic worth reading.
+"""The pictures that only lecture 01 draws, with their captions: no arithmetic worth reading.
 
-Each function takes numbers that the lecture has computed and returns a figure for
-`lectures.figures.show`.
+Each function takes numbers that the lecture has computed and shows a figure; only
+`before_and_after` returns its figure, because the lecture redraws it. What a caption claims is
+computed from the same numbers or asserted in the lecture.
 """
 
 import itertools
@@ -10,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from lectures.figures import FAINT, INK, style
+from lectures.figures import FAINT, INK, show, style
 
 BLUE = "#0072B2"
 REWARD_FILLS = {3: "#ececec", 4: "#9ecae1", 5: "#08519c"}
@@ -22,7 +23,7 @@ LOSS_LOOKS = {
 }
 
 
-def staircases(slide, stairs, average) -> Figure:
+def staircases(slide, stairs, average) -> None:
     """One grey step function per frozen roll of the dice, and their smooth average.
 
     slide : (points,) the knob   stairs : (rolls, points) rewards   average : (points,) J
@@ -36,10 +37,17 @@ def staircases(slide, stairs, average) -> Figure:
     axis.set(xlabel="added to the logits of the right tokens (nats)", ylabel="reward (points)")
     axis.set(ylim=(2.35, 5.25), yticks=(3, 4, 5))
     axis.legend(loc="lower right")
-    return figure
+    show(
+        figure,
+        "Each grey staircase is one frozen roll of the dice: flat almost everywhere, then a jump, "
+        "so its derivative is 0 or missing. The average over all rolls is smooth.",
+        alt="Three grey step functions between 3 and 5 points over the added logit; the dashed "
+        "one goes down before it goes up. One smooth blue curve, their average over all rolls, "
+        f"rises from {average[0]:.2f} to {average[-1]:.2f}.",
+    )
 
 
-def game_tree(answers, rewards, token_probs) -> Figure:
+def game_tree(answers, rewards, token_probs) -> None:
     """Every state of the toy, the policy's probabilities as line widths, the rewards as leaves.
 
     answers : (27, 3) in dictionary order   rewards : (27,)   token_probs : (time, vocab)
@@ -65,10 +73,17 @@ def game_tree(answers, rewards, token_probs) -> Figure:
     axis.grid(False)
     axis.spines[["left", "bottom"]].set_visible(False)
     axis.tick_params(length=0)
-    return figure
+    show(
+        figure,
+        f"The whole game: {len(height)} states, {len(answers)} endings. Line width is the "
+        "policy's probability of that token, at the start nearly a third each; darker squares "
+        f"earn more. Nothing is out of reach, and no ending earns less than {min(rewards):.0f}.",
+        alt="A tree with three levels of three branches each. The 27 leaves earn 3, 4 or 5 "
+        "points; only 012 earns 5.",
+    )
 
 
-def error_against_samples(sizes, measured, exact, slope: float) -> Figure:
+def error_against_samples(sizes, measured, exact, slope: float) -> None:
     """Relative error of an estimate against the number of answers, both axes logarithmic."""
     figure, axis = plt.subplots(figsize=(6.2, 3.1))
     axis.loglog(sizes, exact, **(style("exact") | {"label": "[PG-11], by enumeration"}))
@@ -79,10 +94,16 @@ def error_against_samples(sizes, measured, exact, slope: float) -> Figure:
     axis.set(xlabel="answers per estimate, N", ylabel="error / length of ∇J")
     axis.set_yticks([0.1, 1, 10], labels=["0.1", "1", "10"])
     axis.legend(loc="upper right")
-    return figure
+    show(
+        figure,
+        "Four times the answers halve the error. Above the grey line the error is longer than "
+        "the gradient itself.",
+        alt=f"Log-log plot of relative error against N from {sizes[0]} to {sizes[-1]}: "
+        f"{len(sizes)} measured points on a straight line of slope {slope:.2f}.",
+    )
 
 
-def waiting_times(curves: dict) -> Figure:
+def waiting_times(curves: dict) -> None:
     """Pass rate against updates on a logarithmic axis, each curve labelled where it crosses ½.
 
     curves : label → (name of the style, line style, pass rates)
@@ -96,26 +117,54 @@ def waiting_times(curves: dict) -> Figure:
         axis.text(half * 0.93, 0.62, label, **place)
     axis.set(xlabel="exact gradient steps (logarithmic)", ylabel="pass rate p", ylim=(0, 1.03))
     axis.set_xlim(left=1)
+    show(
+        figure,
+        "The wait for the first rise grows like 1/p. Supervised learning from the worst start, "
+        "but shown the answer, does not wait.",
+        alt="Pass rate over exact gradient steps on a logarithmic axis: three S-shaped curves, "
+        "later the smaller the initial pass rate, and a grey supervised curve that passes one "
+        f"half at step {np.searchsorted(curves['supervised'][2], 0.5)}.",
+    )
+
+
+def before_and_after(before, steps: dict) -> Figure:
+    """Token probabilities per position, before and after a step: one row of panels per step.
+
+    before : (time, vocab)   steps : title → (time, vocab)
+    """
+    before, rows = np.asarray(before), len(steps)
+    figure = plt.figure(figsize=(7.2, 0.6 + 1.85 * rows))
+    bands = np.atleast_1d(figure.subfigures(rows, 1))
+    for row, (band, (title, after)) in enumerate(zip(bands, steps.items(), strict=True)):
+        axes = band.subplots(1, 3, sharey=True)
+        for position, axis in enumerate(axes):
+            bars = {"width": 0.4, "edgecolor": INK, "linewidth": 0.6}
+            places, moved = np.arange(3), np.asarray(after)[position]
+            axis.bar(places - 0.2, before[position], color="#d9d9d9", label="before", **bars)
+            axis.bar(places + 0.2, moved, color=BLUE, label="after", **bars)
+            axis.set(xticks=places, ylim=(0, 1), yticks=(0, 0.5, 1))
+            axis.set_title(f"position {position}", fontsize=9, weight="normal")
+            axis.set_xlabel("token" if row == rows - 1 else "")
+            axis.grid(False, axis="x")
+        axes[0].set_ylabel("probability")
+        band.suptitle(title, fontsize=10, x=0.02, ha="left")
+    axes[2].legend(loc="upper left", fontsize=8.5)
     return figure
 
 
-def before_and_after(before, after, title: str) -> Figure:
-    """Token probabilities per position, before and after a step; both (time, vocab)."""
-    before, after = np.asarray(before), np.asarray(after)
-    figure, axes = plt.subplots(1, 3, figsize=(7.2, 2.7), sharey=True)
-    for position, axis in enumerate(axes):
-        bars = {"width": 0.4, "edgecolor": INK, "linewidth": 0.6}
-        axis.bar(np.arange(3) - 0.2, before[position], color="#d9d9d9", label="before", **bars)
-        axis.bar(np.arange(3) + 0.2, after[position], color=BLUE, label="after", **bars)
-        axis.set(title=f"position {position}", xticks=range(3), xlabel="token", ylim=(0, 1))
-        axis.grid(False, axis="x")
-    axes[0].set_ylabel("probability")
-    axes[0].legend(loc="upper right", fontsize=8.5)
-    figure.suptitle(title, fontsize=10, x=0.02, ha="left")
-    return figure
+def show_steps(figure: Figure) -> None:
+    """Show the rows that part 6 asks about: 012 with Ψ = +5, 222 with +3 and −1, 210 with −5."""
+    show(
+        figure,
+        "Four single steps. On the right answer three bars rise, one per position, and the six "
+        "others pay. The other rows belong to the questions below.",
+        alt="Bars of the nine token probabilities before and after four steps. Ψ = +5 on 012 "
+        "raises token t at position t above four fifths. +3 on 222 raises token 2 everywhere, "
+        "−1 on 222 lowers it everywhere, −5 on 210 lowers 2, 1 and 0 at positions 0, 1 and 2.",
+    )
 
 
-def same_training(J, losses: dict) -> Figure:
+def same_training(J, losses: dict) -> None:
     """J on the left; on the right the expected losses that belong to it, label → values."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 2.9))
     left.plot(J, color=BLUE)
@@ -125,20 +174,37 @@ def same_training(J, losses: dict) -> Figure:
         right.plot(values, line, color=INK, label=label)
     right.set(title="expected loss", xlabel="updates", ylabel="points × nats")
     right.legend(title="weight in the loss", title_fontsize=9, alignment="left")
-    return figure
+    show(
+        figure,
+        "One training, three loss curves: one ends far lower than it began, one far higher, one "
+        "close to where it began. What counts is the mean reward of fresh answers.",
+        alt=f"Left: J rises from {J[0]:.1f} to {J[-1]:.1f} points. Right: three losses that "
+        "all end near 0; they begin at "
+        + ", ".join(f"{path[0]:.1f} (weight {name})" for name, path in losses.items())
+        + ".",
+    )
 
 
-def loss_panels(curves: dict) -> Figure:
+def loss_panels(curves: dict) -> None:
     """One panel per loss, its own scale: letter → (updates,) values."""
     figure, axes = plt.subplots(1, len(curves), figsize=(7.4, 2.3))
     for axis, (letter, values) in zip(axes, curves.items(), strict=True):
         axis.plot(values, color=LOSS_LOOKS[letter][0], linewidth=1)
         axis.set(title=letter, xlabel="updates")
     axes[0].set_ylabel("loss")
-    return figure
+    show(
+        figure,
+        "Four loss curves (seed 0), each on its own scale, as in four different logs.",
+        alt="Four noisy curves. "
+        + " ".join(
+            f"{letter} goes from {values[:20].mean():.0f} to {values[-20:].mean():.0f} "
+            "(means of 20 updates)."
+            for letter, values in curves.items()
+        ),
+    )
 
 
-def unmasked(curves: dict, maps: dict, rewards) -> Figure:
+def unmasked(curves: dict, maps: dict, rewards) -> None:
     """Exact J for every seed, and the gradient map.
 
     curves : letter → (seeds, updates)   maps : letter → (answers,)   rewards : (answers,)
@@ -155,13 +221,24 @@ def unmasked(curves: dict, maps: dict, rewards) -> Figure:
     table = np.stack(list(maps.values()))
     right.imshow(np.clip(table, -2, 2), cmap="RdBu", vmin=-2.4, vmax=2.4, aspect="auto")
     for (row, column), ratio in np.ndenumerate(table):
-        text = f"{ratio:.1f}" if ratio % 1 > 1e-9 else f"{ratio:.0f}"
+        text = f"{ratio:.2f}" if ratio % 1 > 1e-9 else f"{ratio:.0f}"
         color = "white" if abs(ratio) > 1.9 else INK
-        look = {"ha": "center", "va": "center", "fontsize": 8, "color": color}
+        look = {"ha": "center", "va": "center", "fontsize": 7.5, "color": color}
         right.text(column, row, text.replace("-", "−"), **look)
     right.set(title="gradient map", xlabel="reward of the answer (8 answers)")
     right.set_xticks(range(len(rewards)), [f"{reward:.0f}" for reward in rewards])
     right.set_yticks(range(len(maps)), list(maps))
     right.grid(False)
     right.tick_params(length=0)
-    return figure
+    show(
+        figure,
+        "The loss could not tell; the map can. B is 1 everywhere, C is −1 everywhere, D is one "
+        f"constant, the {len(rewards)} answers of this batch, and A is a pattern that undoes "
+        "the rewards: mean reward over reward.",
+        alt="Left: exact J for four losses and four seeds, at the last update "
+        + ", ".join(
+            f"{letter} {runs[:, -1].min():.1f} to {runs[:, -1].max():.1f}"
+            for letter, runs in curves.items()
+        )
+        + " points. Right: four rows of gradient ratios.",
+    )

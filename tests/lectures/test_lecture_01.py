@@ -4,6 +4,7 @@ Its folded solutions run, its two controls redraw the picture, and the numbers o
 is done by hand are right. The cells the solutions build on are run as they stand in the notebook.
 """
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -14,9 +15,10 @@ import torch
 
 matplotlib.use("Agg")
 NOTEBOOK = Path(__file__).resolve().parents[2] / "lectures" / "01_policy_gradient.ipynb"
-CELLS = {c["id"]: "".join(c["source"]) for c in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]}
+NOTEBOOK_CELLS = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+CELLS = {c["id"]: "".join(c["source"]) for c in NOTEBOOK_CELLS}
 USED = ["setup", "puzzle-predict", "puzzle", "staircase", "objective", "score", "score-check"]
-USED += ["keyboard", "slope", "push"]
+USED += ["keyboard", "slope", "stall", "push", "loophole"]
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +48,22 @@ def test_exercise_1_by_hand():
     assert (p * reward).sum() == pytest.approx(1.4)
 
 
-def test_exercise_2_nudging_is_about_five_times_worse(lecture):
+def test_exercise_2_the_size_of_the_nudge_decides(lecture):
     exec(solution("exercise-2"), lecture)
-    assert 3 < lecture["by_nudging"] / lecture["by_score"] < 9
+    errors = lecture["errors"]
+    assert 3 < errors["nudge by 0.5"] / errors["[PG-5], R − 0"] < 4.5  # "three to four times"
+    assert 75 < errors["nudge by 0.1"] / errors["[PG-5], R − 0"] < 110  # "about ninety times"
+    assert 2.2 < errors["[PG-5], R − 0"] / errors["nudge by 2"] < 4  # "three times better"
+    assert min(errors, key=errors.get) == "[PG-5], R − 3"
+
+
+def test_exercise_2_noise_of_nudging_grows_like_the_square_of_the_weights(lecture):
+    """The formula d² Var(R) / (N h²), up to the change of Var(R) within the nudges."""
+    R, prob, nudge = lecture["R"], lecture["prob"], lecture["nudge"]
+    variance = prob @ R**2 - (prob @ R) ** 2
+    slopes = torch.stack([nudge(100, 0.1, k) for k in range(100)])
+    formula = 9**2 * variance / (1800 * 0.1**2)
+    assert slopes.var(0).sum() == pytest.approx(formula.item(), rel=0.2)
 
 
 def test_exercise_3_refutes_in_ten_lines(lecture):
@@ -60,7 +75,44 @@ def test_exercise_3_refutes_in_ten_lines(lecture):
 def test_the_controls_redraw_the_picture(lecture):
     exec(CELLS["push-controls"], lecture)
     before = lecture["picture"].value
-    lecture["weight"].value = -1
+    lecture["strength"].value = -1
     after = lecture["picture"].value
-    lecture["answer"].value = "012"
+    lecture["which"].value = "012"
     assert len({before, after, lecture["picture"].value}) == 3
+
+
+def test_the_controls_leave_a_still_picture_without_a_kernel():
+    (cell,) = (c for c in NOTEBOOK_CELLS if c["id"] == "push-controls")
+    (output,) = cell["outputs"]
+    assert base64.b64decode(output["data"]["image/png"]).startswith(b"\x89PNG")
+    assert output["metadata"]["image/png"]["alt"]
+
+
+def test_what_pushing_210_down_does(lecture):
+    """Numbers of the second folded answer in part 6."""
+    prob, R, chances = lecture["prob"], lecture["R"], lecture["chances"]
+    down, up = chances(lecture["push"]("210", -5)), chances(lecture["push"]("012", 5))
+    assert up @ R - prob @ R == pytest.approx(1.1, abs=0.05)
+    assert down @ R - prob @ R == pytest.approx(0.26, abs=0.005)
+    right = (R == 5).nonzero().item()
+    assert (prob[right], down[right]) == pytest.approx((0.021, 0.004), abs=5e-4)
+    change = down - prob
+    assert change[R == 3].sum() == pytest.approx(-0.28, abs=0.005)
+    assert change[R == 4].sum() == pytest.approx(0.29, abs=0.005)
+
+
+def test_the_dashed_staircase_goes_down_first(lecture):
+    """The folded question of part 2: 120, then 110, as the right tokens are pushed."""
+    path = torch.unique_consecutive(lecture["drawn"][1], dim=0)[:2]
+    assert path.tolist() == [[1, 2, 0], [1, 1, 0]]
+    assert lecture["partial_credit"](lecture["prompt"], path).tolist() == [4, 3]
+
+
+def test_a_quarter_of_the_climbs_is_still_stuck_after_twenty_times_as_many_steps(lecture):
+    exec(CELLS["traps"], lecture)
+    tables, R, stuck = lecture["tables"][lecture["stuck"]], lecture["R"], lecture["stuck"]
+    assert stuck.double().mean() == pytest.approx(1 / 3, abs=0.02)
+    for _ in range(28_500):
+        tables = tables + lecture["uphill"](tables, R)
+    still = (lecture["chances"](tables) @ R < 4.5).sum() / len(stuck)
+    assert still == pytest.approx(0.25, abs=0.02)

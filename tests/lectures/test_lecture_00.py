@@ -1,0 +1,47 @@
+"""What lecture 00 says in text and cannot assert in its own cells."""
+
+import json
+from pathlib import Path
+
+import matplotlib
+import pytest
+import torch
+
+matplotlib.use("Agg")
+NOTEBOOK = Path(__file__).resolve().parents[2] / "lectures" / "00_map.ipynb"
+CELLS = {c["id"]: "".join(c["source"]) for c in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]}
+USED = ["setup", "rewards", "pg-check", "loop", "writers"]
+
+
+@pytest.fixture(scope="module")
+def lecture():
+    """The lecture's names after the cells in USED."""
+    names, dtype = {}, torch.get_default_dtype()
+    try:
+        for cell in USED:
+            exec(compile(CELLS[cell], cell, "exec"), names)
+        yield names
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+def updates_to_one_half(lecture, copying: int) -> int:
+    """Updates until the pass rate is ½, after `copying` updates of the 40 % teacher's answers."""
+    generator = torch.Generator().manual_seed(0)
+    policy, learn = lecture["copy"].deepcopy(lecture["policy"]), lecture["learn"]
+    rates = learn(policy, lambda _: lecture["from_teacher"](0.4, generator), copying)
+    rates += learn(policy, lambda p: lecture["from_itself"](p, generator), 75 - copying)[1:]
+    return sum(rate < 0.5 for rate in rates)
+
+
+def test_copying_a_little_helps_and_copying_long_costs_time(lecture):
+    alone = updates_to_one_half(lecture, 0)
+    assert max(updates_to_one_half(lecture, copying) for copying in (5, 15, 30)) < alone
+    assert updates_to_one_half(lecture, 60) > alone
+
+
+def test_by_hand_entropy_and_divergences():
+    p, q = torch.tensor([0.5, 0.25, 0.25]), torch.full((3,), 1 / 3)
+    assert -(p * p.log()).sum() == pytest.approx(1.040, abs=5e-4)
+    assert (p * (p / q).log()).sum() == pytest.approx(0.059, abs=5e-4)
+    assert (q * (q / p).log()).sum() == pytest.approx(0.057, abs=5e-4)
