@@ -152,7 +152,7 @@ def main() -> int:
     torch.set_num_threads(1)
 
     size = [f"prompts={options.prompts}", f"micro_batch={options.prompts}"]
-    common = [*size, f"group={options.group}", "lr=1e-6", "device=cpu"]
+    common = [*size, f"group={options.group}", "lr=1e-6", "device=cpu", "reward_format=0"]
     settings = {
         name: load(CONFIGS / "grpo_tiny.yaml", [*common, *(f"{k}={v}" for k, v in extra.items())])
         for name, extra in VARIANTS.items()

@@ -116,7 +116,7 @@ class Config(Section):
         1.0, "weight of reasoning-gym's score, 0 to 1", "reward", "0 or more", ge=0
     )
     reward_format: float = knob(
-        0.0, "weight of 'the whole response is one answer tag'", "reward", "0 or more", ge=0
+        0.1, "weight of 'the whole response is one answer tag'", "reward", "0 or more", ge=0
     )
 
     # one step
