@@ -148,7 +148,8 @@ def before_and_after(before, steps: dict) -> Figure:
             axis.grid(False, axis="x")
         axes[0].set_ylabel("probability")
         band.suptitle(title, fontsize=10, x=0.02, ha="left")
-    axes[2].legend(loc="upper left", fontsize=8.5)
+    bars = axes[2].get_legend_handles_labels()
+    figure.legend(*bars, loc="upper right", ncols=2, fontsize=8.5, borderaxespad=0.1)
     return figure
 
 
