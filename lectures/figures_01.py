@@ -76,8 +76,9 @@ def game_tree(answers, rewards, token_probs) -> None:
     show(
         figure,
         f"The whole game: {len(height)} states, {len(answers)} endings. Line width is the "
-        "policy's probability of that token, at the start nearly a third each; darker squares "
-        f"earn more. Nothing is out of reach, and no ending earns less than {min(rewards):.0f}.",
+        f"policy's probability of that token, here {token_probs.min():.2f} to "
+        f"{token_probs.max():.2f}; darker squares earn more. Nothing is out of reach, and no "
+        f"ending earns less than {min(rewards):.0f}.",
         alt="A tree with three levels of three branches each. The 27 leaves earn 3, 4 or 5 "
         "points; only 012 earns 5.",
     )
