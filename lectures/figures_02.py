@@ -46,7 +46,7 @@ def variance_by_skill(arms: tuple, hits: tuple, graded: tuple) -> Figure:
         axis.set_ylim(bottom=low)
         if crossing is not None:
             axis.axvline(crossing, color=FAINT, linewidth=1)
-            place = {"xy": (crossing, 0.03), "xycoords": ("data", "axes fraction")}
+            place = {"xy": (crossing, 0.97), "xycoords": ("data", "axes fraction"), "va": "top"}
             shift = {"xytext": (4, 0), "textcoords": "offset points", "fontsize": 8.5}
             axis.annotate(f"p = {crossing:.2f}", color="#555555", **place, **shift)
     axes[0].set_ylabel("variance of one answer")
@@ -58,6 +58,7 @@ def variance_by_skill(arms: tuple, hits: tuple, graded: tuple) -> Figure:
 def parabola(b, variance, marks, title: str) -> Figure:
     """The variance as a function of the baseline, with BASELINES and the reader's b marked.
 
+    The vertical axis ends a little above the highest mark, so that the marks stay apart.
     b, variance : (n + 1,), the last entry is the reader's   marks : (3, 2) baseline and variance
     """
     b, variance, marks = (np.asarray(x, dtype=float) for x in (b, variance, marks))
@@ -71,7 +72,7 @@ def parabola(b, variance, marks, title: str) -> Figure:
     axis.plot(b[-1:], variance[-1:], "o", linestyle="none", label=label, **ring)
     axis.set(title=title, xlabel="baseline b (points)", ylabel="variance of one answer")
     margin = 0.02 * (b[-2] - b[0])
-    axis.set(xlim=(b[0] - margin, b[-2] + margin), ylim=(0, 1.08 * variance[:-1].max()))
+    axis.set(xlim=(b[0] - margin, b[-2] + margin), ylim=(0, 1.3 * max(*marks[:, 1], variance[-1])))
     axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1), title="variance", alignment="left")
     return figure
 
@@ -84,7 +85,7 @@ def lag(value, average, costs) -> Figure:
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3.2))
     left.plot(value, markevery=10, **style("value_baseline"))
     left.plot(average, markevery=10, **style("moving_average"))
-    left.set(title="the baseline runs behind", xlabel="updates", ylabel="points", ylim=(2.9, 5.1))
+    left.set(title="the baseline runs behind", xlabel="updates", ylabel="points", ylim=(-0.1, 5.1))
     looks = BASELINES | {"moving_average": "moving average"}
     for (look, label), values in zip(looks.items(), costs, strict=True):
         right.semilogy(values, label=label, markevery=10, **style(look))

@@ -60,7 +60,7 @@ def _difference(value: object, truth: object) -> str:
     if guess == fact:
         return "none: as predicted"
     side = "too high" if guess > fact else "too low"
-    return f"{abs(guess - fact):.2g} {side}"
+    return f"{_format(float(f'{abs(guess - fact):.2g}'))} {side}"  # 160, not 1.6e+02
 
 
 def _say(markdown: str) -> None:

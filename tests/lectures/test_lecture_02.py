@@ -12,6 +12,8 @@ import matplotlib
 import pytest
 import torch
 
+from toy_models import sorting
+
 matplotlib.use("Agg")
 NOTEBOOK = Path(__file__).resolve().parents[2] / "lectures" / "02_baselines_and_advantages.ipynb"
 CELLS = {c["id"]: "".join(c["source"]) for c in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]}
@@ -46,6 +48,13 @@ def test_exercise_1_by_hand(lecture):
         assert weights == pytest.approx([lone, other, other, other], abs=5e-4)
     assert torch.equal(pg.max_only(one), one)
     assert torch.equal(pg.max_only(all_right), all_right)
+    lab, prompt, hit = lecture["lab"], lecture["prompt"], lecture["sorted_reward"]
+    policy, right = lecture["at"](0), hit(prompt, lab.responses_of(lecture["at"](0)))
+    chance = lab.response_log_probs(policy, prompt)[0].exp().detach() * right
+    given_right = chance @ lab.scores(policy, prompt) / chance.sum()  # "it does teach": [PG-12]
+    taught = lab.exact_gradient(policy, prompt, hit) / chance.sum()
+    assert torch.allclose(given_right, taught)
+    assert given_right.norm() > 1
     for silent in (pg.leave_one_out, pg.group_centered, pg.group_standardized):
         assert torch.equal(silent(all_right), torch.zeros(1, 4))
 
@@ -67,11 +76,70 @@ def test_the_token_mean_of_centred_weights_is_not_zero():
     assert (lengths * weights).sum() / lengths.sum() == pytest.approx(0.5)
 
 
+KNOWN = {  # variance of one answer with nothing, the mean and the best baseline subtracted
+    ("inclusion_ordering_reward", 0): (23.24, 0.533, 0.532),
+    ("inclusion_ordering_reward", 2): (17.2, 0.668, 0.389),
+    ("inclusion_ordering_reward", 4): (3.67, 0.431, 0.063),
+    ("sorted_reward", 1): (0.124, 0.118, 0.113),
+    ("sorted_reward", 2): (0.077, 0.174, 0.064),
+    ("sorted_reward", 4): (0.0012, 0.189, 0.00091),
+}
+
+
+@pytest.mark.parametrize(("name", "skill"), KNOWN)
+def test_the_reversal_has_the_known_variances(lecture, name, skill):
+    reward = getattr(sorting, name)
+    found = lecture["compare"](lecture["at"](skill), reward)[:, 1].tolist()
+    assert found == pytest.approx(KNOWN[name, skill], rel=0.01)
+
+
+def test_a_baseline_pays_for_its_squared_distance(lecture):
+    """[BL-13] for the sorter; the notebook shows it for two arms."""
+    lab, prompt, policy = lecture["lab"], lecture["prompt"], lecture["at"](2)
+    b = torch.linspace(-1, 2, 7)
+    best, lowest = lecture["compare"](policy, lecture["sorted_reward"])[2]
+    squares = lab.scores(policy, prompt).square().sum(1)
+    size = lab.response_log_probs(policy, prompt)[0].exp().detach() @ squares
+    found = lab.variance_trace(policy, prompt, lecture["sorted_reward"], b)
+    assert torch.allclose(found, lowest + (b - best) ** 2 * size, atol=1e-9)
+
+
+@pytest.mark.parametrize(("skill", "gain"), [(0, 0.024), (1, 0.048)])
+def test_siblings_cost_more_than_the_mean_gains(lecture, skill, gain):
+    """V gains 2 to 5 %; estimated from 16 siblings it loses, from 64 the balance just turns."""
+    lab, pg, hit = lecture["lab"], lecture["pg"], lecture["sorted_reward"]
+    policy = lecture["at"](skill)
+    nothing, mean, _ = lecture["compare"](policy, hit)[:, 1].tolist()
+    assert 1 - mean / nothing == pytest.approx(gain, abs=2e-3)
+    few, many = (
+        G * lab.gradient_moments(policy, lecture["prompt"], hit, pg.leave_one_out, group=G).trace
+        for G in (16, 64)
+    )
+    assert 0.97 * nothing < many < nothing < few
+
+
+def test_standardised_weights_are_bounded(lecture):
+    rewards = torch.randn(2000, 8, generator=torch.Generator().manual_seed(0)) ** 5  # long tails
+    for ddof, bound in ((0, 7**0.5), (1, 7 / 8**0.5)):
+        largest = lecture["pg"].group_standardized(rewards, ddof=ddof, eps=0.0).abs().max()
+        assert 0.95 * bound < largest < bound * (1 + 1e-9)
+
+
+def test_what_the_parabola_is_said_to_show(lecture):
+    _, (V, _), (best, _) = lecture["compare"](lecture["at"](2), lecture["sorted_reward"]).tolist()
+    assert (best, V) == (pytest.approx(0.10, abs=0.005), pytest.approx(0.40, abs=0.006))
+    assert 2.5 < (V - best) / best < 3.5
+
+
 def test_where_the_widget_answers_say(lecture):
-    """Green and black meet at skill 1.2, where b* is half-way; at skill 4 b* is far below V."""
+    """Green and black meet between skills 1.2 and 1.4, where b* is half-way; at 4, b* << V."""
     compare, at = lecture["compare"], lecture["at"]
+    for skill, worse in ((1.2, False), (1.4, True)):
+        none, mean, _ = compare(at(skill), lecture["sorted_reward"])[:, 1]
+        assert bool(mean > none) == worse
     (_, none), (V, mean), (best, _) = compare(at(1.22), lecture["sorted_reward"]).tolist()
     assert mean == pytest.approx(none, rel=2e-3)
+    assert pytest.approx(0.175, abs=1e-3) == V
     assert best == pytest.approx(V / 2, rel=2e-3)
     turns = [compare(at(k), lecture["sorted_reward"])[2, 0].item() for k in (0.0, 2.0, 4.0)]
     assert turns[0] < turns[1] > turns[2]
