@@ -72,7 +72,8 @@ def parabola(b, variance, marks, title: str) -> Figure:
     axis.plot(b[-1:], variance[-1:], "o", linestyle="none", label=label, **ring)
     axis.set(title=title, xlabel="baseline b (points)", ylabel="variance of one answer")
     margin = 0.02 * (b[-2] - b[0])
-    axis.set(xlim=(b[0] - margin, b[-2] + margin), ylim=(0, 1.3 * max(*marks[:, 1], variance[-1])))
+    top = 1.3 * max(*marks[:, 1], variance[-1])
+    axis.set(xlim=(b[0] - margin, b[-2] + margin), ylim=(-0.05 * top, top))
     axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1), title="variance", alignment="left")
     return figure
 
