@@ -5,8 +5,17 @@ import os
 import sys
 from pathlib import Path
 
-from autograder.notebooks import HomeworkError
-from autograder.sandbox import ISOLATION, Limits, WorkerError, available
+ELSEWHERE = (
+    "error: {} is not installed for {}; start the course's own Python instead: "
+    ".venv/bin/python -m autograder …  (`make setup` makes it)"
+)
+
+try:
+    from autograder.notebooks import HomeworkError
+    from autograder.sandbox import ISOLATION, Limits, WorkerError, available
+except ModuleNotFoundError as missing:
+    print(ELSEWHERE.format(missing.name, sys.executable), file=sys.stderr)
+    sys.exit(2)
 
 
 def main(argv=None) -> int:
@@ -19,6 +28,9 @@ def main(argv=None) -> int:
         return arguments.run(arguments)
     except (HomeworkError, OSError, WorkerError) as problem:
         print(f"error: {problem}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as missing:
+        print(ELSEWHERE.format(missing.name, sys.executable), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\nstopped; what is recorded stays, run it again to finish", file=sys.stderr)

@@ -12,6 +12,13 @@ from dataclasses import dataclass, field
 import torch
 
 
+DTYPES = {
+    getattr(torch, name)
+    for name in "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 "
+    "complex128".split()
+}
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
     """One call: ``function(*args, **knobs)``.
@@ -45,7 +52,7 @@ class Outcome:
     kind : "tensor", "number", or the name of the type that came back instead.
     gradients : one entry per position of ``case.differentiable + case.constants``; None where
         nothing flows.
-    modified : positions in ``args`` that the function changed.
+    modified : positions in ``args`` that the function changed: entries, shape, dtype or graph.
     error : "" or "TypeName: message (line n)", the exception of the call or of its backward pass.
     """
 
@@ -56,9 +63,19 @@ class Outcome:
     error: str = ""
 
 
-def collect(function, cases) -> list[Outcome]:
+class Outcomes(list):
+    """One `Outcome` per case; ``cases`` says which."""
+
+    def __init__(self, cases, outcomes):
+        super().__init__(outcomes)
+        self.cases = list(cases)
+        if len(self) != len(self.cases):
+            raise ValueError(f"{len(self.cases)} cases, but {len(self)} outcomes")
+
+
+def collect(function, cases) -> Outcomes:
     """Call ``function`` once per case, on copies of its inputs."""
-    return [_outcome(function, case) for case in cases]
+    return Outcomes(cases, [_outcome(function, case) for case in cases])
 
 
 def _outcome(function, case: Case) -> Outcome:
@@ -76,7 +93,8 @@ def _called(function, case: Case) -> Outcome:
         result = function(*given, **case.knobs)
         value, kind = _plain(result)
     except (Exception, SystemExit) as error:
-        return Outcome(error=_describe(error, function), modified=_modified(given, case.args))
+        modified = _modified(given, case.args, tracked)
+        return Outcome(error=_describe(error, function), modified=modified)
     gradients: tuple[torch.Tensor | None, ...] = (None,) * len(tracked)
     error_text = ""
     if tracked and kind == "tensor" and result.requires_grad:
@@ -92,7 +110,7 @@ def _called(function, case: Case) -> Outcome:
         value=value,
         kind=kind,
         gradients=tuple(None if g is None else g.detach().clone() for g in gradients),
-        modified=_modified(given, case.args),
+        modified=_modified(given, case.args, tracked),
         error=error_text,
     )
 
@@ -100,17 +118,20 @@ def _called(function, case: Case) -> Outcome:
 def _plain(result) -> tuple[torch.Tensor | None, str]:
     """The returned object as a copied tensor, and what kind of object it was."""
     if isinstance(result, torch.Tensor):
-        return result.detach().clone(), "tensor"
+        ordinary = result.layout is torch.strided and not (result.is_nested or result.is_quantized)
+        if not ordinary or result.device.type == "meta" or result.dtype not in DTYPES:
+            return None, "tensor of an unusual kind"
+        return result.detach().cpu().clone(), "tensor"
     if isinstance(result, float):
         return torch.tensor(result, dtype=torch.float64), "number"
     return None, type(result).__name__
 
 
-def _modified(given, originals) -> tuple[int, ...]:
+def _modified(given, originals, tracked) -> tuple[int, ...]:
     return tuple(
         i
         for i, (now, before) in enumerate(zip(given, originals, strict=True))
-        if not identical(now.detach(), before)
+        if now.requires_grad != (i in tracked) or not identical(now.detach(), before)
     )
 
 
@@ -123,7 +144,10 @@ def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _describe(error: BaseException, function) -> str:
     """Type, message and the line inside the learner's code, on one line."""
-    message = " ".join(str(error).split())
+    try:
+        message = " ".join(str(error).split())
+    except Exception:
+        message = "it cannot say what it is"
     code = getattr(function, "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f.lineno for f in frames if code is not None and f.filename == code.co_filename]

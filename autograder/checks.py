@@ -1,12 +1,16 @@
 """``check("hw1/leave_one_out", fn)``: the judge's verdict on the visible cases, in the notebook."""
 
+import contextlib
 import html
 import inspect
 import linecache
+import signal
+import sys
+import threading
 from pathlib import Path
 
-from autograder.imports import FORBIDDEN, forbidden_imports
-from autograder.judge import Verdict, judge, percent, refusal
+from autograder.imports import ALLOWED, COURSE, forbidden_imports
+from autograder.judge import Verdict, assess, cases_for, collect, judge, percent, refusal
 from autograder.questions import find
 from autograder.questions.base import LECTURES
 
@@ -23,6 +27,8 @@ LABELS = {
     "inputs": "inputs left as they were",
     "stability": "float32 and extreme inputs",
 }
+SECONDS = 10  # of wall time, for all visible inputs together; a right answer takes milliseconds
+SLOW = "Look for a loop that never ends: a whole homework takes seconds."
 _last_shown: list = []  # the verdict shown last and the cell execution that showed it
 
 
@@ -30,23 +36,63 @@ def check(question_id: str, function) -> Verdict:
     """Judge ``function`` on the visible cases, show the verdict and return it.
 
     In a notebook the verdict is a small table, elsewhere plain text. The same judge grades the
-    homework later, on other numbers and sizes. Raises KeyError for an unknown question.
+    homework later, on other numbers and sizes. A function that is still running after SECONDS is
+    interrupted where the system can do that (Linux and macOS, main thread); elsewhere Kernel →
+    Interrupt does. Raises KeyError for an unknown question.
     """
     find(question_id)
     refused = refused_imports(function)
     if refused:
         verdict = refusal(question_id, import_refusal(refused), hint=IMPORT_HINT, prop="imports")
-    else:
+    elif not callable(function):
         verdict = judge(question_id, function, cases="visible")
+    else:
+        try:
+            with time_limit(SECONDS):
+                outcomes = collect(function, cases_for(question_id, cases="visible"))
+            verdict = assess(question_id, outcomes, example=True)
+        except TimeUp:
+            cause = f"{find(question_id).function_name} was still running after {SECONDS} seconds."
+            verdict = refusal(question_id, cause, hint=SLOW, prop="runs")
     _show(verdict)
     return verdict
+
+
+class TimeUp(BaseException):
+    """The time is up; no Exception, so that an answer's own ``except Exception`` lets it pass."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float):
+    """Raise TimeUp inside the block after that many seconds of wall time.
+
+    Does nothing on systems without the timer and outside the main thread, where signals cannot be
+    received. A timer that was running before goes on afterwards, later by the time spent here.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    if not hasattr(signal, "setitimer") or not main:
+        yield
+        return
+
+    def stop(number, frame):
+        raise TimeUp
+
+    before = signal.signal(signal.SIGALRM, stop)
+    # Again every second, should the answer swallow the first one with a bare except.
+    running = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
+        signal.setitimer(signal.ITIMER_REAL, *running)
 
 
 IMPORT_HINT = "Write the few lines yourself, with torch alone; the lecture has every step."
 
 
 def import_refusal(names: list[str]) -> str:
-    """The sentence with which an answer that imports the course's own packages is refused."""
+    """The sentence with which an answer that imports what it may not is refused."""
     return (
         f"The answer uses {', '.join(names)}. An answer may use torch, einops and the standard "
         "library only."
@@ -54,7 +100,7 @@ def import_refusal(names: list[str]) -> str:
 
 
 def refused_imports(function) -> list[str]:
-    """Course packages that the function uses: by the text of its cell, or through a global name.
+    """Packages that it uses and may not: by the text of its cell, or through a global name.
 
     Follows the notebook functions that it calls. Empty where no source text can be had.
     """
@@ -72,9 +118,15 @@ def refused_imports(function) -> list[str]:
             root = str(module).partition(".")[0]
             if inspect.isfunction(value) and value.__globals__ is current.__globals__:
                 queue.append(value)
-            elif root in FORBIDDEN and (inspect.ismodule(value) or callable(value)):
+            elif (inspect.ismodule(value) or callable(value)) and _refused(root):
                 found.append(root)
     return list(dict.fromkeys(found))
+
+
+def _refused(root: str) -> bool:
+    """A package of the course, or an installed one that is not allowed."""
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    return root in COURSE or (root not in ALLOWED and "site-packages" in file)
 
 
 def _global_names(code):
@@ -145,7 +197,8 @@ def findings(verdict: Verdict) -> list[tuple[str, str]]:
     pairs = [
         ("fails first", LABELS[details["property"]] if details["case"] else ""),
         ("input", details["case"]),
-        ("largest difference", f"{percent(difference)} of the largest entry" if difference else ""),
+        ("largest difference", f"{percent(difference)} of the answer's size" if difference else ""),
+        ("for example", details["example"]),
         ("likely cause", verdict.cause),
         ("hint", details["hint"]),
         ("read again", f"lecture {details['lecture']}"),

@@ -26,7 +26,8 @@ def discover(folder: Path, homework: str) -> list[Found]:
     for entry in sorted(entries, key=lambda e: not e.is_dir()):  # folders before loose files
         if not entry.is_dir() and entry.suffix != ".ipynb":
             continue
-        one = _in_folder(entry, homework) if entry.is_dir() else _loose(entry, homework)
+        folder_of_its_own = entry.is_dir() and not entry.is_symlink()
+        one = _in_folder(entry, homework) if folder_of_its_own else _loose(entry, homework)
         if (first := found.get(one.student)) is None:
             found[one.student] = one
         else:
@@ -37,8 +38,8 @@ def discover(folder: Path, homework: str) -> list[Found]:
 
 def _loose(path: Path, homework: str) -> Found:
     student = printable(path.stem)
-    if path.is_symlink():
-        return Found(student, None, ("The file is a link, not a notebook.",))
+    if path.is_symlink() or not path.is_file():
+        return Found(student, None, ("It is a link or no ordinary file, not a notebook.",))
     if copy_number(path.stem, homework) is not None:
         return Found(student, path, ("The file name does not say whose notebook this is.",))
     return Found(student, path)
@@ -48,8 +49,9 @@ def _in_folder(folder: Path, homework: str) -> Found:
     student = printable(folder.name)
     notebooks = [
         path
-        for path in sorted(folder.rglob("*.ipynb"))
-        if path.is_file()
+        for path in sorted(folder.rglob("*"))
+        if re.search(r"\.ipynb(\.txt|\.json)?$", path.name, re.I)  # as some browsers save it
+        and path.is_file()
         and not path.is_symlink()
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
@@ -87,6 +89,7 @@ def _in_folder(folder: Path, homework: str) -> Found:
 
 def copy_number(stem: str, homework: str) -> int | None:
     """0 for HW or hwN, n for its n-th copy as browsers and JupyterLab name it, None for others."""
+    stem = re.sub(r"\.ipynb$", "", stem, flags=re.I)  # of HW.ipynb.txt
     match = re.fullmatch(r"(.*?)[\s_-]*(?:\((\d+)\)|copy[\s_-]*(\d*))", stem, re.I)
     base = re.sub(r"[\W_]+", "", match[1] if match else stem).lower()
     if base not in (homework.replace("_", ""), homework.split("_")[0]):

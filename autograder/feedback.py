@@ -6,17 +6,12 @@ bytes.
 """
 
 import html
-import os
 import re
-from itertools import repeat
-from pathlib import Path
 
 from autograder.checks import LABELS
 from autograder.judge import percent
 from autograder.questions import find
 from autograder.questions.base import LECTURES
-
-ROOT = Path(__file__).resolve().parent.parent
 
 BADGES = {
     "right": ("✓", "right"),
@@ -64,7 +59,6 @@ code { font: 14px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mon
 dl { display: grid; grid-template-columns: 150px 1fr; gap: 8px 18px; margin: 14px 0 2px 46px; }
 dt { color: #5b6470; }
 dd { margin: 0; overflow-wrap: anywhere; }
-a { color: #005a91; }
 footer { color: #5b6470; font-size: 14px; margin-top: 28px; }
 @media (max-width: 560px) { dl { grid-template-columns: 1fr; margin-left: 0; gap: 2px; }
   dd { margin-bottom: 8px; } }
@@ -72,16 +66,12 @@ footer { color: #5b6470; font-size: 14px; margin-top: 28px; }
 """
 
 
-def page(release, result, score, place: Path) -> str:
-    """The feedback page of one result.
-
-    score : from the gradebook, so points given by hand count. place : the folder the page will
-    lie in; links to the lectures are relative to it.
-    """
+def page(release, result, score) -> str:
+    """The feedback page of one result; score : from the gradebook, so points by hand count."""
     if result.submission.steps:
         remarks = [score.comments.get(release.cells[q.answer].grade_id) for q in release.questions]
         points = [score.by_cell[mark.grade_id] for mark in result.marks]
-        cards = "\n".join(map(_card, result.marks, points, remarks, repeat(place)))
+        cards = "\n".join(map(_card, result.marks, points, remarks))
         cards += _written(release, score)
     else:
         cards = NOTHING.format(len(result.marks))
@@ -103,7 +93,8 @@ def page(release, result, score, place: Path) -> str:
 {cards}
 <footer>Your functions were called on inputs that you have not seen, with the checks of
 <code>check(...)</code> in the notebook. Half the points are given where every value is right and a
-later check is not (gradient, padding, inputs, very large or small numbers).</footer>
+later check is not, such as the gradient, an input changed in place, or extreme numbers. Lectures
+are named by their file in the folder of the course.</footer>
 </main></body>
 </html>
 """
@@ -144,7 +135,7 @@ def _written(release, score) -> str:
     return "\n".join(cards)
 
 
-def _card(mark, points: float, remark: str | None, place: Path) -> str:
+def _card(mark, points: float, remark: str | None) -> str:
     """points : from the gradebook; remark : what a grader wrote about this answer."""
     question = find(mark.id)
     kind = "half" if mark.status == "wrong" and mark.points else mark.status
@@ -156,25 +147,25 @@ def _card(mark, points: float, remark: str | None, place: Path) -> str:
 <div class="title">{_h(question.title)}<span><code>{_h(call)}</code></span></div>
 <div class="points"><b>{points:g}</b> / {mark.max_points:g}</div>
 </div>
-{_list(_explanation(mark, place) + ([("Your instructor", _h(remark))] if remark else []))}
+{_list(_explanation(mark) + ([("Your instructor", _h(remark))] if remark else []))}
 </section>"""
 
 
-def _explanation(mark, place: Path) -> list[tuple[str, str]]:
+def _explanation(mark) -> list[tuple[str, str]]:
     if mark.status == "right":
         return []
     details = mark.details
     rows = []
-    if (failed := details["property"]) and mark.status != "unanswered":
+    if (failed := details["property"]) and mark.status == "wrong":
         where = f", on the input “{_h(details['case'])}”" if details["case"] else ""
         rows.append(("First failing check", f"{_h(LABELS.get(failed, failed))}{where}"))
     difference = details["difference"]
     if isinstance(difference, float) and 0 < difference < float("inf"):
-        rows.append(("Largest difference", f"{percent(difference)} of the largest entry"))
+        rows.append(("Largest difference", f"{percent(difference)} of the answer's size"))
     rows.append(("Likely cause" if mark.status == "wrong" else "What happened", _text(mark.cause)))
     if details["hint"]:
         rows.append(("Hint", _text(details["hint"])))
-    rows.append(("Read again", lecture_link(details["lecture"], place)))
+    rows.append(("Read again", lecture_reference(details["lecture"])))
     return rows
 
 
@@ -185,16 +176,15 @@ def _list(rows: list[tuple[str, str]]) -> str:
     return "<dl>" + "".join(f"<dt>{term}</dt><dd>{text}</dd>" for term, text in rows) + "</dl>"
 
 
-def lecture_link(lecture: str, place: Path) -> str:
-    """ "02, [BL-8]" as a link to that lecture's notebook, with the equation's tag as text."""
+def lecture_reference(lecture: str) -> str:
+    """ "02, [BL-8]" as a title, a tag and a file: the page leaves the folder, so no link."""
     number, _, tag = lecture.partition(",")
     name = LECTURES.get(number.strip())
     if name is None:
         return _h(lecture)
-    target = Path(os.path.relpath(ROOT / "lectures" / f"{name}.ipynb", place)).as_posix()
     tag = f", equation {tag.strip().strip('[]')}" if tag.strip() else ""
     title = name.partition("_")[2].replace("_", " ")
-    return f'<a href="{_h(target)}">Lecture {_h(number)}, {_h(title)}</a>{_h(tag)}'
+    return f"Lecture {_h(number)}, {_h(title + tag)} (<code>lectures/{_h(name)}.ipynb</code>)"
 
 
 def _text(text) -> str:

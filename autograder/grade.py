@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autograder import feedback, gradebook
+from autograder.cases import Outcomes
+from autograder.checks import SLOW
 from autograder.discover import Found, discover
 from autograder.judge import assess, cases_for, redact, refusal
 from autograder.normalise import Submission, normalise
-from autograder.notebooks import HomeworkError, Release
+from autograder.notebooks import MAX_BYTES, HomeworkError, Release
 from autograder.questions import QUESTIONS
 from autograder.release import ROOT, pristine
 from autograder.sandbox import Cell, Limits, Run, Sandbox, encode_cases
@@ -72,7 +74,6 @@ def checked_release(homework: str, root: Path = ROOT) -> Release:
     return release
 
 
-SLOW = "Look for a loop that never ends: a whole homework takes seconds."
 FRESH = "Restart the kernel and run all cells from the top: does the function still work?"
 
 
@@ -90,12 +91,16 @@ class Examiner:
     def __init__(self, release: Release, cases: str = "final", limits: Limits | None = None):
         self.release = release
         self.sandbox = Sandbox(limits)
+        self.visible = cases == "visible"
         self.cases = {q.id: cases_for(q.id, cases=cases) for q in release.questions}
         self.encoded = {name: encode_cases(drawn) for name, drawn in self.cases.items()}
 
     def examine(self, found: Found) -> Result:
         """Judge one file. Whatever is wrong with it becomes a mark or a note."""
-        data = found.path.read_bytes() if found.path else None
+        data = None
+        if found.path:
+            with found.path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
         submission = normalise(self.release, data)
         notes = list(found.notes)
         dropped: dict[str, str] = {}
@@ -125,7 +130,7 @@ class Examiner:
                 return stopped(f"The cell for {question.function} {dropped[answer.key]}.", SLOW)
             cells = [Cell(s.key, s.source) for s in submission.steps if s.key not in dropped]
             run = self.sandbox.run(cells, answer.key, answer.function, self.encoded[question.id])
-            if not run.slow_cell:
+            if run.slow_cell not in {cell.key for cell in cells}:
                 break
             dropped[run.slow_cell] = run.problem  # and try again without it
         if run.outcomes is None:
@@ -133,7 +138,8 @@ class Examiner:
         cases = self.cases[question.id]
         if len(run.outcomes) != len(cases) or not all(map(_fits, cases, run.outcomes)):
             return stopped(f"{question.function} did not answer every call.", FRESH)
-        verdict = assess(question.id, cases, run.outcomes)
+        outcomes = Outcomes(cases, run.outcomes)
+        verdict = assess(question.id, outcomes, example=self.visible)
         status = "right" if verdict.passed else "wrong"
         if (verdict.cause or "").startswith("Not answered yet"):
             status = "unanswered"
@@ -172,6 +178,8 @@ def grade(
     progress : called with (finished, total, student) after each one.
     Returns the results, sorted by student. Raises HomeworkError when nothing can be graded at all.
     """
+    if output == folder:
+        raise HomeworkError(f"results cannot be written among the submissions, {folder}")
     found = discover(folder, release.name)
     if not found:
         raise HomeworkError(
@@ -250,7 +258,7 @@ def _delivered(book, release: Release, output: Path, result: Result) -> dict:
         json.dumps(with_verdicts(result), indent=1, ensure_ascii=False) + "\n",
     )
     page = output / "feedback" / result.student / f"{release.name}.html"
-    write_atomically(page, feedback.page(release, result, score, page.parent))
+    write_atomically(page, feedback.page(release, result, score))
     notes = remarks(result)
     if score.pending:
         notes.append(f"{score.pending} written answer(s) to be graded by hand.")

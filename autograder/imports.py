@@ -1,28 +1,32 @@
-"""Does an answer import the course's own packages? It may not: they hold the answers.
+"""Does an answer import more than torch, einops and the standard library? It may not.
 
+The course's own packages hold the answers; other packages are not there when it is graded.
 `forbidden_imports` reads source text and runs nothing. `check` applies it to the cells behind a
 function, `grade` to the answer and helper cells of a submission.
 """
 
 import ast
 import re
+import sys
 
-FORBIDDEN = ("policy_gradients", "toy_models", "autograder", "llm_trainer", "lectures", "solutions")
+ALLOWED = frozenset({"torch", "einops"}) | sys.stdlib_module_names
+COURSE = ("policy_gradients", "toy_models", "autograder", "llm_trainer", "lectures", "solutions")
 # Calls and lookups that turn a string into a module or into code.
 LOADERS = {
     "__import__", "import_module", "find_spec", "reload", "run_module", "run_path",
     "spec_from_file_location", "find_module", "load_module", "exec", "eval", "compile",
     "run_line_magic", "run_cell_magic", "run_cell",
 }  # fmt: skip
-NAMED = re.compile(rf"(?<![\w.])({'|'.join(FORBIDDEN)})(?!\w)")
+NAMED = re.compile(rf"(?<![\w.])({'|'.join(COURSE)})(?!\w)")
 
 
 def forbidden_imports(source: str) -> list[str]:
-    """The course packages that this source imports, by name, each once; [] when there are none.
+    """The packages that this source imports and may not, by name, each once; [] for none.
 
-    Finds import statements anywhere (inside functions too), ``__import__`` and importlib calls,
-    text handed to exec and eval, and ``sys.modules[...]``. Lines with % or ! are skipped; text
-    that does not parse is searched line by line.
+    Finds import statements anywhere (inside functions too); ``from autograder import check`` is no
+    way to an answer. For the course's own packages also
+    ``__import__`` and importlib calls, text handed to exec and eval, and ``sys.modules[...]``.
+    Lines with % or ! are skipped; text that does not parse is searched line by line.
     """
     try:
         tree = ast.parse(re.sub(r"^([ \t]*)[%!].*$", r"\1pass", source, flags=re.M))
@@ -34,7 +38,8 @@ def forbidden_imports(source: str) -> list[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""] if not node.level else []
+            ours = node.module == "autograder" and [a.name for a in node.names] == ["check"]
+            names = [] if node.level or ours else [node.module or ""]
         elif isinstance(node, ast.Call) and _callee(node.func) in LOADERS:
             arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
             names = [name for a in arguments for name in NAMED.findall(_text(a))]
@@ -43,7 +48,7 @@ def forbidden_imports(source: str) -> list[str]:
         else:
             names = []
         roots = [name.partition(".")[0] for name in names]
-        found += [root for root in roots if root in FORBIDDEN]
+        found += [root for root in roots if root not in ALLOWED]
     return list(dict.fromkeys(found))
 
 

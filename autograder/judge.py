@@ -1,13 +1,14 @@
 """The judge: is an answer right, how many points is it worth, and if it is wrong, why?
 
-`judge` is ``assess(question_id, cases, collect(function, cases))``. Only `collect` touches the
-learner's function (it may run in another process); `assess` compares plain data with the
-reference. Points: all of them when every check passes; half when every value is right and a
+`judge` is ``assess(question_id, collect(function, cases))``. Only `collect` touches the learner's
+function (it may run in another process); `assess` compares plain data with the reference. Points: all of them when every check passes; half when every value is right and a
 later check fails (gradient, padding, inputs, stability); none otherwise.
 
 The cause is looked for in this order: the exception, each known mistake of the question, each
 pair of them, a description of how the numbers differ (`autograder.patterns`), "unknown". A
-mistake is named only when the values and the gradients of all cases are the mistake's.
+mistake is named only when it fails the same check first and the values and the gradients of all
+cases are the mistake's; entries that are NaN are left out of that comparison when nothing fits
+with them.
 """
 
 import re
@@ -20,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from autograder.cases import Case, Outcome, collect
+from autograder.cases import Case, Outcome, Outcomes, collect, identical
 from autograder.imports import forbidden_imports
 from autograder.patterns import describe
 from autograder.questions import find
@@ -46,7 +47,8 @@ class Verdict:
     details : plain data for tables and feedback: question, title, property (the first failing
         check or ""), case, difference (largest, relative to the answer's size, or None), hint,
         lecture, named (mistakes by name), note (e.g. which ddof), checks (one dict with property,
-        passed, note per check). Never holds an input or an expected value.
+        passed, note per check). Never holds an input, and an expected value on request only:
+        example, "" or one entry in words, for cases that the learner may see.
     """
 
     points: float
@@ -75,7 +77,7 @@ def judge(question_id: str, function, *, cases: str = "final", seed: int = 0) ->
         name = find(question_id).function_name
         what = "nothing" if function is None else f"a {type(function).__name__}"
         return refusal(question_id, f"{name} is {what}, not a function.")
-    return assess(question_id, chosen, collect(function, chosen))
+    return assess(question_id, collect(function, chosen), example=cases == "visible")
 
 
 def cases_for(question_id: str, *, cases: str = "final", seed: int = 0) -> list[Case]:
@@ -96,11 +98,14 @@ def refusal(question_id: str, cause: str, *, hint: str = "", prop: str = "callab
     return _verdict(question, checks, cause, hint=hint)
 
 
-def assess(question_id: str, cases: list[Case], outcomes: list[Outcome]) -> Verdict:
-    """Compare what an answer did with what the reference does on the same cases."""
+def assess(question_id: str, outcomes: Outcomes, *, example: bool = False) -> Verdict:
+    """Compare what an answer did with what the reference does on the same cases.
+
+    outcomes : from `collect`, or `Outcomes` made of what came back from another process.
+    example : put one wrong entry beside the expected one into the details; for visible cases.
+    """
     question = find(question_id)
-    if len(cases) != len(outcomes):
-        raise ValueError(f"{len(cases)} cases, but {len(outcomes)} outcomes")
+    cases = outcomes.cases
     outcomes = [_clean(case, got) for case, got in zip(cases, outcomes, strict=True)]
     tried = []
     for variant in question.variants:
@@ -117,7 +122,10 @@ def assess(question_id: str, cases: list[Case], outcomes: list[Outcome]) -> Verd
     cause, hint, lecture, named = _explain(question, cases, expected, outcomes, failed)
     if failed["property"] != "inputs" and any(o.modified for o in outcomes):
         cause += " Besides, it changes an input in place."
-    return _verdict(question, checks, cause, hint=hint, lecture=lecture, named=named)
+    verdict = _verdict(question, checks, cause, hint=hint, lecture=lecture, named=named)
+    if example:
+        verdict.details["example"] = _example(question, cases, expected, outcomes, failed)
+    return verdict
 
 
 def _clean(case: Case, got: Outcome) -> Outcome:
@@ -147,6 +155,7 @@ def _verdict(question, checks, cause, *, hint="", lecture="", named=(), note="")
         "lecture": lecture or question.lecture,
         "named": list(named),
         "note": note,
+        "example": "",
         "checks": [
             {"property": c["property"], "passed": c["passed"], "note": c["note"]} for c in checks
         ],
@@ -296,7 +305,7 @@ def _off(text, result):
     return (
         None
         if close
-        else (f"{text} by up to {percent(difference)} of the largest entry", difference)
+        else (f"{text} by up to {percent(difference)} of the answer's size", difference)
     )
 
 
@@ -313,12 +322,35 @@ def argument_names(question: Question) -> list[str]:
 
 
 def redact(text: str) -> str:
-    """Without decimal numbers: an exception's text could carry the inputs."""
-    return re.sub(r"-?\d*\.\d+(e[-+]?\d+)?", "…", text)[:300]
+    """Without decimal and long numbers: an exception's text could carry the inputs."""
+    return re.sub(r"-?\d*\.\d+(e[-+]?\d+)?|\d{4,}|0x[0-9a-f]+", "…", text)[:300]
 
 
 def _a(kind: str) -> str:
-    return "nothing (None)" if kind == "NoneType" else f"a {kind}"
+    if not re.fullmatch(r"[a-z][a-z ]{1,30}", kind) and kind != "NoneType":
+        return "an object"  # a class of the learner's: its name is free text
+    article = "an" if kind[:1] in "aeiou" or kind == "ndarray" else "a"
+    return "nothing (None)" if kind == "NoneType" else f"{article} {kind}"
+
+
+def _example(question, cases, expected, outcomes, failed) -> str:
+    """The worst entry of the case named in the failed check: ours and the learner's."""
+    if failed["property"] not in ("value", "finite", "stability"):
+        return ""
+    for case, want, got in zip(cases, expected, outcomes, strict=True):
+        fits = got.value is not None and got.value.shape == want.value.shape
+        if case.name != failed["case"] or not fits:
+            continue
+        gap = (got.value.to(torch.float64) - want.value.to(torch.float64)).abs()
+        gap = torch.where(got.value == want.value, 0.0, gap.nan_to_num(nan=float("inf")))
+        if not gap.any():
+            continue
+        place = torch.unravel_index(gap.argmax(), gap.shape)
+        where = f"at [{', '.join(str(int(i)) for i in place)}]: " if place else ""
+        return (
+            f"{where}yours {float(got.value[place]):.4g}, expected {float(want.value[place]):.4g}"
+        )
+    return ""
 
 
 # The cause.
@@ -342,13 +374,31 @@ def _explain(question, cases, expected, outcomes, failed):
             question.lecture,
             (),
         )
+    names = argument_names(question)
+    if returned := _returned(names, cases, outcomes):
+        cause = f"The result is the argument {returned}, unchanged."
+        return cause, "Does the function return what it has computed?", question.lecture, ()
     blank = all(o.value is not None and not o.value.any() for o in outcomes)
-    for size in () if blank else (1, 2):  # nothing but zeros is no evidence for any mistake
-        found = matches(question, cases, expected, outcomes, size)
-        if found and (len(found) <= 2 or set.intersection(*map(set, found))):
-            return _name(question, found)
-    sentence, hint = describe(cases, expected, outcomes, failed, argument_names(question))
+    whole = sum(o.value is not None and not o.value.isnan().any() for o in outcomes)
+    for skip_nan in (False, True) if 2 <= whole < len(outcomes) else (False,):
+        for size in () if blank else (1, 2):  # nothing but zeros is no evidence for any mistake
+            found = matches(question, cases, expected, outcomes, size, failed, skip_nan=skip_nan)
+            if found and (len(found) <= 2 or set.intersection(*map(set, found))):
+                cause, *rest = _name(question, found)
+                if skip_nan:
+                    cause += f" Besides, on the input “{failed['case']}” {failed['note']}."
+                return cause, *rest
+    sentence, hint = describe(cases, expected, outcomes, failed, names)
     return sentence, hint, question.lecture, ()
+
+
+def _returned(names, cases, outcomes) -> str:
+    """The argument that the answer gives back as it came, or ""."""
+    for i, name in enumerate(names):
+        together = zip(cases, outcomes, strict=True)
+        if all(o.value is not None and identical(o.value, c.args[i]) for c, o in together):
+            return name
+    return ""
 
 
 def _crash(question, outcomes):
@@ -371,17 +421,41 @@ def _crash(question, outcomes):
             (),
         )
     part = "" if len(errors) == len(outcomes) else (f" on {len(errors)} of {len(outcomes)} inputs")
-    return (
-        f"The call raises an exception{part}: {first}",
-        "Call the function yourself on the small example of the statement and read the "
-        "traceback; sizes differ from input to input, so no size may be fixed.",
-        question.lecture,
-        (),
-    )
+    hint = next((hint for word, hint in EXCEPTION_HINTS.items() if word in first), CALL_IT)
+    return f"The call raises an exception{part}: {first}", hint, question.lecture, ()
 
 
-def matches(question, cases, expected, outcomes, size: int) -> list[tuple[str, ...]]:
-    """The sets of ``size`` mistakes under which ``buggy`` does exactly what the answer did."""
+EXCEPTION_HINTS = {
+    "NameError": "Is the name spelled as where it was defined? A variable of another cell is not "
+    "there when your answer is graded.",
+    "keyword argument": "Compare each call with its signature; keep the arguments of your function "
+    "as the statement has them.",
+    "positional argument": "Compare each call with its signature; keep the arguments of your "
+    "function as the statement has them.",
+    "bool tensor": "A bool tensor cannot be subtracted from 1: convert it first, "
+    "`done.to(rewards.dtype)`.",
+    "must match": "Name the axes of both tensors. A mean over one axis drops it unless "
+    "`keepdim=True`; sizes differ from input to input, so none may be fixed.",
+    "out of range": "An index or axis that does not exist: sizes differ from input to input, so "
+    "none may be fixed.",
+    "out of bounds": "An index or axis that does not exist: sizes differ from input to input, so "
+    "none may be fixed.",
+    "AttributeError": "Print the object's type just before that line: is it the tensor that you "
+    "expect?",
+}
+CALL_IT = (
+    "Call the function yourself on the small example of the statement, and read the traceback."
+)
+
+
+def matches(
+    question, cases, expected, outcomes, size: int, failed, *, skip_nan=False
+) -> list[tuple[str, ...]]:
+    """The sets of ``size`` mistakes under which ``buggy`` does exactly what the answer did.
+
+    failed : the answer's first failing check. skip_nan : leave out entries that are NaN in the
+    answer; it may then fail another check first.
+    """
     # Where 0 is only nearly 0, rounding decides how a stability case ends: compare that only
     # when nothing else went wrong.
     luck = question.zero is not None and any(
@@ -400,11 +474,15 @@ def matches(question, cases, expected, outcomes, size: int) -> list[tuple[str, .
             continue
         for variant in question.variants:
             if all(
-                _same(question, case, want, got, _imitate(question, case, chosen, variant), ending)
-                for case, want, got, ending in zip(cases, expected, outcomes, endings, strict=True)
+                _same(question, *four, _imitate(question, four[0], chosen, variant), skip_nan)
+                for four in zip(cases, expected, outcomes, endings, strict=True)
             ):
-                found.append(chosen)
-                break
+                imitations = [_imitate(question, case, chosen, variant) for case in cases]
+                checks = _checks(question, cases, expected, imitations)
+                first = next((c["property"] for c in checks if c["passed"] is False), "")
+                if skip_nan or first == failed["property"]:
+                    found.append(chosen)
+                    break
     return found
 
 
@@ -436,24 +514,28 @@ def _ending(question, case, want, got) -> str:
     return "value" if ending == "finite" and question.zero is not None else ending
 
 
-def _same(question, case, want, got: Outcome, other: Outcome, ending) -> bool:
+def _same(question, case, want, got: Outcome, ending, other: Outcome, skip_nan) -> bool:
     """Did the answer and the mistake do the same? Stability cases: did both end alike?"""
     if case.stability:
         return ending is None or ending == _ending(question, case, want, other)
     if got.value is None or other.value is None or not got.value.is_floating_point():
         return False
-    if not _alike(question, case, got.value, other.value):
+    if not _alike(question, case, got.value, other.value, skip_nan):
         return False
     pairs = zip(got.gradients, other.gradients, strict=True)
-    return all(_alike(question, case, a, b) for a, b in pairs)
+    return all(_alike(question, case, a, b, skip_nan) for a, b in pairs)
 
 
-def _alike(question, case, a, b) -> bool:
+def _alike(question, case, a, b, skip_nan) -> bool:
     if a is None and b is None:
         return True
     a = torch.zeros_like(b) if a is None else a
     b = torch.zeros_like(a) if b is None else b
-    if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
+    if a.shape != b.shape:
+        return False
+    if skip_nan:
+        b = torch.where(a.isnan(), torch.nan, b)
+    if not torch.equal(a.isnan(), b.isnan()):
         return False
     difference = compare(question, case, a.nan_to_num(nan=0.0), b.nan_to_num(nan=0.0), None)[1]
     return difference <= NAMING_TOLERANCE

@@ -19,7 +19,9 @@ from autograder.notebooks import (
     UnreadableError,
     defines,
     read_submission,
+    runs_elsewhere,
     statements,
+    unparse,
     without_magics,
 )
 
@@ -133,14 +135,9 @@ def _find(release: Release, question: Question, cells: list[Cell], notes: list[s
         return Answer(problem=problem, hint=hint)
     if not edited:
         return Answer(cell=copies[-1], problem="Not answered yet.", untouched=True)
-    # Of each kind of match the last cell that defines the function, then the last edited one.
-    how, index = next(
-        (how, i)
-        for wanted in (lambda i: defines(cells[i].source, name), lambda i: True)
-        for how, found in tiers.items()
-        for i in reversed(found)
-        if i in edited and wanted(i)
-    )
+    # The last cell that defines the function, as when all cells run; else the last edited one.
+    index = max([i for i in edited if defines(cells[i].source, name)] or edited)
+    how = next(how for how, found in tiers.items() if index in found)
     if len(copies) > 1:
         notes.append(
             f"There were {len(copies)} cells for {name}; "
@@ -207,25 +204,27 @@ def _helpers(release: Release, cells: list[Cell], answers: set[int], notes) -> d
             # One of our own cells, edited, or a further copy of an answer: keep what other cells
             # may build on, not what it runs and not the copy.
             kept = [s for s in statements(source) if _definition(s, names)]
-            source = "\n".join(ast.unparse(s) for s in kept)
+            source = "\n".join(map(unparse, kept))
         elif refused := forbidden_imports(source):
             packages = ", ".join(refused)
-            notes.append(f"Your own cell at position {index + 1} uses {packages}; it was left out.")
-            continue
+            where = f"Your own cell at position {index + 1}"
+            notes.append(f"{where} uses {packages}; the lines that do were left out.")
+            kept = [s for s in map(unparse, statements(source)) if runs_elsewhere(s)]
+            source = "\n".join(kept)
         if source.strip():
             helpers[index] = source
     return helpers
 
 
 def _definition(statement: ast.stmt, answers: list[str]) -> bool:
-    """An import, a function that is no answer, a class, or a constant; nothing forbidden in it."""
-    if isinstance(statement, ast.Assign):
-        return isinstance(statement.value, ast.Constant)
-    kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
+    """An import, a function that is no answer, a class, or a variable; nothing forbidden in it."""
+    kinds = (
+        ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
+    )
     return (
         isinstance(statement, kinds)
         and getattr(statement, "name", "") not in answers
-        and not forbidden_imports(ast.unparse(statement))
+        and runs_elsewhere(unparse(statement))
     )
 
 

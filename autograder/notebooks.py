@@ -7,13 +7,15 @@ cells or with a sentence that says why there are none.
 import ast
 import json
 import re
-import sys
+import textwrap
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from autograder.imports import forbidden_imports
+
 MAX_BYTES = 200 * 2**20
-ALLOWED_ROOTS = frozenset({"torch", "einops"}) | sys.stdlib_module_names
+IMPORT = ast.Import | ast.ImportFrom
 
 
 class UnreadableError(ValueError):
@@ -83,7 +85,8 @@ class Release:
         lines = []
         for index, cell in enumerate(self.cells):
             if cell.kind == "code" and index not in answers:
-                lines += [ast.unparse(s) for s in statements(cell.source) if allowed_import(s)]
+                imports = [s for s in statements(cell.source) if isinstance(s, IMPORT)]
+                lines += [s for s in map(unparse, imports) if runs_elsewhere(s)]
         return "\n".join(dict.fromkeys(lines))
 
 
@@ -95,15 +98,6 @@ def statements(source: str) -> list[ast.stmt]:
         return []
 
 
-def allowed_import(statement: ast.stmt) -> bool:
-    """True for an import of torch, einops or the standard library only."""
-    if isinstance(statement, ast.Import):
-        return all(alias.name.partition(".")[0] in ALLOWED_ROOTS for alias in statement.names)
-    if isinstance(statement, ast.ImportFrom):
-        return not statement.level and statement.module.partition(".")[0] in ALLOWED_ROOTS
-    return False
-
-
 def defines(source: str, name: str) -> bool:
     """Whether the text defines `name` at the top level. Works on text that does not parse, too."""
     return bool(
@@ -112,10 +106,24 @@ def defines(source: str, name: str) -> bool:
 
 
 def without_magics(source: str) -> str:
-    """The source without IPython's % and ! lines, which are no Python."""
-    if statements(source) or not re.search(r"^\s*[%!]", source, re.M):
+    """The source as IPython reads it: dedented, without lines that are no Python (%, !, name?)."""
+    if statements(source):
         return source
-    return re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.M)
+    source = textwrap.dedent(source.removeprefix("\ufeff"))
+    return re.sub(r"^([ \t]*)(?:[%!].*|[\w.]+\?\??[ \t]*)$", r"\1pass", source, flags=re.M)
+
+
+def runs_elsewhere(statement: str) -> bool:
+    """Whether it can run where answers run: there is no package of ours, and no `check`."""
+    return not forbidden_imports(statement) and statement != "from autograder import check"
+
+
+def unparse(statement: ast.stmt) -> str:
+    """The statement's source, "" for one too deep to be written out."""
+    try:
+        return ast.unparse(statement)
+    except RecursionError:
+        return ""
 
 
 def load_release(path: Path) -> Release:
@@ -183,7 +191,7 @@ def read_submission(data: bytes) -> list[Cell]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UnreadableError("The file is not text, so it is not a notebook.") from None
-    if re.search(r"^\s*(<{7} |>{7} |={7}$)", text, re.M):
+    if re.search(r"^[ \t]*(<{7} |>{7} |={7}$)", text, re.M):
         raise UnreadableError("The file holds an unresolved merge conflict (lines with <<<<<<<).")
     try:
         notebook = json.loads(text)

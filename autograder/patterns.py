@@ -127,9 +127,11 @@ def pattern(maps: list[Map]) -> tuple[str, str] | None:
         return None
     for look in (_zero, _factor, _offset, _row_factor, _shifted, _reordered, _dead_or_alive,
                  _edges):  # fmt: skip
-        found = look(wrong)
-        if found:
-            return found
+        if found := look(wrong):
+            text, hint = found
+            if len(wrong) < len(maps):
+                text += f" on {len(wrong)} of {len(maps)} inputs; the others are right"
+            return text, hint
     nearly = max(float((m.got - m.want).abs().max()) / m.scale for m in wrong)
     if nearly < 0.02:
         return (
@@ -137,10 +139,12 @@ def pattern(maps: list[Map]) -> tuple[str, str] | None:
             "Is something rounded, computed in half precision, or a small term added?",
         )
     if len(wrong) < len(maps):
-        named = " and ".join(dict.fromkeys(f'"{m.case.name}"' for m in wrong))
+        named = list(dict.fromkeys(f'"{m.case.name}"' for m in wrong))
+        them = "it" if len(named) == 1 else "them"
         return (
-            f"is right on {len(maps) - len(wrong)} of {len(maps)} inputs and wrong on {named}",
-            "What is special about it? A knob that is not used, or a size taken for granted.",
+            f"is right on {len(maps) - len(wrong)} of {len(maps)} inputs and wrong on "
+            + " and ".join(named),
+            f"What is special about {them}? Perhaps a knob, a dtype or a size.",
         )
     return None
 
@@ -148,7 +152,7 @@ def pattern(maps: list[Map]) -> tuple[str, str] | None:
 def _zero(maps):
     if all(float(m.got.abs().max()) <= CLOSE * m.scale for m in maps):
         return (
-            "is zero everywhere",
+            "is zero",
             "Look for detach(), no_grad(), an all-zero mask, or two equal things subtracted.",
         )
     return None
@@ -173,16 +177,60 @@ def _factor(maps):
         if abs(first + 1) < 1e-3:
             return "has the wrong sign: it is -1 times the right one", "Where does a minus belong?"
         return (
-            f"is {first:.3g} times the right one, everywhere",
+            f"is {first:.{3 if abs(first - 1) > 0.01 else 6}g} times the right one",
             "One constant factor: look for a normaliser, a missing ½ or a doubled term.",
         )
+    for words, number in FACTORS.items():
+        known = [number(m) for m in maps]
+        if all(
+            k is not None and abs(c - k) <= 1e-3 * abs(k)
+            for c, k in zip(factors, known, strict=True)
+        ):
+            return f"is the right one times {words}", "One factor too many."
     if any(m.got.numel() < 3 for m in maps):
         return None  # one or two numbers have a factor by accident
     shown = ", ".join(f"{c:.3g}" for c in factors[:4])
     return (
-        f"is the right one times a factor that changes with the input's size ({shown})",
-        "A sum taken for a mean, or a mean over the wrong number of entries.",
+        f"is the right one times a factor that differs from input to input ({shown})",
+        "Does the factor follow a size, or a knob? Look for a sum taken for a mean, or for a knob "
+        "used once too often.",
     )
+
+
+def _knob(name, power):
+    def number(m):
+        knob = m.case.knobs.get(name)
+        return knob**power if knob else None
+
+    return number
+
+
+def _size(of):
+    """A number made of the sizes (n, k) of the first two axes of the first argument."""
+    return lambda m: of(*m.case.args[0].shape[:2]) if m.case.args[0].dim() > 1 else None
+
+
+def _length(of):
+    return lambda m: of(len(m.case.args[0])) if m.case.args[0].dim() == 1 else None
+
+
+# What a factor that differs from input to input may be.
+FACTORS = {
+    "gamma": _knob("gamma", 1),
+    "the temperature": _knob("temperature", 1),
+    "1 / temperature": _knob("temperature", -1),
+    "the number of rows": _size(lambda n, k: n),
+    "1 / number of rows": _size(lambda n, k: 1 / n),
+    "the number of columns": _size(lambda n, k: k),
+    "1 / number of columns": _size(lambda n, k: 1 / k),
+    "the number of entries": _size(lambda n, k: n * k),
+    "1 / number of entries": _size(lambda n, k: 1 / (n * k)),
+    "the root of the number of columns": _size(lambda n, k: k**0.5),
+    "G/(G-1)": _size(lambda n, k: k / (k - 1) if k > 1 else None),
+    "(G-1)/G": _size(lambda n, k: (k - 1) / k),
+    "the number of responses": _length(lambda n: n),
+    "1 / number of responses": _length(lambda n: 1 / n),
+}
 
 
 def _offset(maps):
@@ -273,6 +321,9 @@ def _edges(maps):
         inside = [m.right.movedim(axis, 0) for m in maps]
         for rest, word in ((slice(None, -1), "last"), (slice(1, None), "first")):
             if all(bool(r[rest].all()) for r in inside):
+                outside = torch.cat([r[-1 if word == "last" else 0].flatten() for r in inside])
+                if bool(outside.float().mean() > 0.5):
+                    continue  # a few entries that happen to lie at an edge
                 return (
                     f"is wrong at the {word} {noun} only",
                     "Check where the recursion or the loop starts and where the slices end.",

@@ -135,6 +135,11 @@ class Sandbox:
         for _ in range(2):
             if self._closed:
                 raise WorkerError("grading was stopped")
+            if self._process is None:
+                try:
+                    self._start()
+                except OSError as error:  # ours, not the learner's
+                    raise WorkerError(f"no process to run answers in: {error}") from None
             try:
                 return self._read(self._ask(line))
             except (OSError, ValueError):
@@ -142,8 +147,6 @@ class Sandbox:
         return Run(None, "ended the process that runs answers")
 
     def _ask(self, line):
-        if self._process is None:
-            self._start()
         self._process.stdin.write(line)
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
@@ -152,6 +155,7 @@ class Sandbox:
         return json.loads(answer)
 
     def _start(self):
+        Path(self._folder.name).mkdir(exist_ok=True)  # an answer may have removed it
         environment = {
             "PATH": os.defpath,
             "HOME": self._folder.name,

@@ -12,7 +12,13 @@ from autograder.sandbox import ISOLATION
 
 def table(rows: list[tuple[str, ...]], header: tuple[str, ...]) -> str:
     """Left-aligned columns under a header; the last column is wrapped to the terminal."""
-    rows = [tuple(printable(cell) for cell in row) for row in rows]
+    rows = [
+        (
+            *(textwrap.shorten(printable(c), 40, placeholder="…") for c in row[:-1]),
+            printable(row[-1]),
+        )
+        for row in rows
+    ]
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header) - 1)]
     indent = " " * (sum(widths) + 2 * len(widths))
     room = max(40, shutil.get_terminal_size((110, 24)).columns - len(indent))

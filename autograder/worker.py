@@ -17,6 +17,7 @@ import builtins
 import contextlib
 import ctypes
 import json
+import linecache
 import os
 import resource
 import selectors
@@ -63,7 +64,10 @@ def main():
     sys.path.remove(str(ROOT))
     for name in [n for n in sys.modules if n.partition(".")[0] in OURS]:
         del sys.modules[name]
-    sys.meta_path.insert(0, Refuse)
+    # An editable installation of the course: a folder on the path, or an import hook of its own.
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
+    hooks = [h for h in sys.meta_path if "editable" in str(getattr(h, "__module__", ""))]
+    sys.meta_path[:] = [Refuse, *(h for h in sys.meta_path if h not in hooks)]
 
     jobs, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     replies.write(b"ready\n")
@@ -76,6 +80,7 @@ def main():
 
 def run_in_fork(job, jobs_fd, cases, wire):
     """Fork, run the job there, and describe what happened."""
+    os.makedirs(tempfile.gettempdir(), exist_ok=True)  # an answer may have removed it
     folder = tempfile.mkdtemp(prefix="answer-")
     reader, writer = os.pipe()
     pid = os.fork()
@@ -219,13 +224,16 @@ def run_cell(source, filename, namespace):
     the functions defined beside it must still arrive. Returns the first error, or None.
     """
     first = None
+    # Where scripted functions and tracebacks look a line up.
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     try:
         statements = ast.parse(source, filename).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return in_words(error)
+    future = [s for s in statements if getattr(s, "module", "") == "__future__"]
     for statement in statements:
         try:
-            module = ast.Module([statement], type_ignores=[])
+            module = ast.Module([*future, statement], type_ignores=[])
             exec(compile(module, filename, "exec"), namespace)
         except BaseException as error:  # also SystemExit: it ends the cell's statement, not us
             line = getattr(statement, "lineno", "?")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autograder import check
-from autograder.cases import Outcome, collect
+from autograder.cases import Outcome, Outcomes, collect
 from autograder.judge import (
     Verdict,
     assess,
@@ -66,7 +66,7 @@ def test_judge_is_assess_after_collect():
 
     cases = cases_for("hw1/group_centered", seed=3)
     assert judge("hw1/group_centered", answer, seed=3) == assess(
-        "hw1/group_centered", cases, collect(answer, cases)
+        "hw1/group_centered", collect(answer, cases)
     )
 
 
@@ -336,10 +336,10 @@ def test_outcomes_that_do_not_fit_cost_points_and_raise_nothing():
         replace(honest[0], error="<b>x</b>"),
     ]
     for odd in oddities:
-        verdict = assess("hw1/token_log_probs", cases, [odd, *honest[1:]])
+        verdict = assess("hw1/token_log_probs", Outcomes(cases, [odd, *honest[1:]]))
         assert not verdict.passed, odd
     with pytest.raises(ValueError, match="outcomes"):
-        assess("hw1/token_log_probs", cases, honest[1:])
+        Outcomes(cases, honest[1:])
 
 
 def test_a_refusal_is_a_verdict_of_no_points():
@@ -355,6 +355,8 @@ def test_a_refusal_is_a_verdict_of_no_points():
     "source",
     [
         "import policy_gradients",
+        "import numpy as np",
+        "from scipy.special import logsumexp",
         "import torch, policy_gradients.advantages as pg",
         "from toy_models.exact import *",
         "def f(x):\n    from autograder.judge import judge\n    return x",
@@ -377,7 +379,8 @@ def test_course_packages_are_found_however_they_are_imported(source):
         "import torch\nfrom einops import rearrange\nimport math",
         "# import policy_gradients",
         "'''see policy_gradients'''\nx = 'toy_models'",
-        "import my_policy_gradients",
+        "import torch.nn.functional as F\nfrom collections import deque",
+        "from autograder import check",
         "policy_gradients = 3",
         "table['lectures'] + settings.get('solutions')",
         "%timeit f(x)\n!ls",

@@ -187,7 +187,7 @@ def test_an_edited_setup_cell_keeps_its_allowed_imports_only(notebook):
     setup["source"] = (
         "import numpy as np\nimport torch\nfrom autograder import check\nprint(check)\n"
     )
-    assert sources(fit(notebook)) == ["import torch", "import numpy as np\nimport torch", ANSWER]
+    assert sources(fit(notebook)) == ["import torch", "import torch", ANSWER]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_importing_the_answer_is_refused_in_answers_and_left_out_in_helpers(note
     assert "may use torch, einops and the standard library" in (
         submission.answers["hw1/batch_centered"].problem
     )
-    assert any("was left out" in note for note in submission.notes)
+    assert any("left out" in note for note in submission.notes)
     assert sources(submission) == ["import torch"]
 
 

@@ -17,7 +17,7 @@ SINGLES = [(q.id, m.name) for q in QUESTIONS.values() for m in q.mistakes]
 
 def verdict_of(question, chosen, cases, variant):
     answer = partial(question.buggy, mistakes=frozenset(chosen), **variant)
-    return assess(question.id, cases, collect(answer, cases))
+    return assess(question.id, collect(answer, cases))
 
 
 @pytest.mark.parametrize("question_id", IDS)

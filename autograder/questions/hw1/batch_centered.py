@@ -24,8 +24,20 @@ def buggy(rewards, *, mistakes=frozenset()):
         mean = rewards.mean(0, keepdim=True)
     elif "median" in mistakes:
         mean = rewards.flatten().sort().values[(rewards.numel() - 1) // 2]
+    elif "best" in mistakes:
+        mean = rewards.max()
+    elif "worst" in mistakes:
+        mean = rewards.min()
     elif "sum" in mistakes:
         mean = rewards.sum()
+    elif "divided_by_prompts" in mistakes:
+        mean = rewards.sum() / rewards.shape[0]
+    elif "divided_by_group" in mistakes:
+        mean = rewards.sum() / rewards.shape[1]
+    elif "group_sum" in mistakes:
+        mean = rewards.sum(1, keepdim=True)
+    elif "group_others" in mistakes:
+        mean = (rewards.sum(1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
     elif "others_only" in mistakes:
         mean = (rewards.sum() - rewards) / (rewards.numel() - 1)
     else:
@@ -40,7 +52,11 @@ def buggy(rewards, *, mistakes=frozenset()):
         out = rewards * 0 + mean
     else:
         out = rewards - mean
-    if "standardised" in mistakes:
+    if "ratio" in mistakes:
+        out = rewards / mean
+    if "group_standardised" in mistakes:
+        out = out / (rewards.std(1, keepdim=True) + 1e-4)
+    elif "standardised" in mistakes:
         out = out / rewards.std()
     elif "standardised_ddof_0" in mistakes:
         out = out / rewards.std(correction=0)
@@ -64,6 +80,48 @@ MISTAKES = (
         "wrong_axis",
         "The mean runs over one axis only, the prompts, separately for each response number.",
         "One number for the whole batch.",
+        WHERE,
+    ),
+    Mistake(
+        "group_others",
+        "The mean of the other responses to the same prompt is subtracted: that is leave-one-out.",
+        "One number for the whole batch, the own reward included.",
+        "02, [BL-8]",
+    ),
+    Mistake(
+        "group_sum",
+        "The sum of each prompt's own responses is subtracted.",
+        "One number for the whole batch: its mean.",
+        WHERE,
+    ),
+    Mistake(
+        "divided_by_prompts",
+        "The sum of all rewards is divided by the number of prompts only.",
+        "Divide by how many rewards there are: prompts times responses.",
+        WHERE,
+    ),
+    Mistake(
+        "divided_by_group",
+        "The sum of all rewards is divided by the number of responses to one prompt only.",
+        "Divide by how many rewards there are: prompts times responses.",
+        WHERE,
+    ),
+    Mistake(
+        "best",
+        "The best reward of the batch is subtracted instead of the mean.",
+        "The advantages of a batch have to add up to 0.",
+        WHERE,
+    ),
+    Mistake(
+        "worst",
+        "The smallest reward of the batch is subtracted instead of the mean.",
+        "The advantages of a batch have to add up to 0.",
+        WHERE,
+    ),
+    Mistake(
+        "ratio",
+        "The rewards are divided by the mean instead of compared with it by subtraction.",
+        "Advantage = reward - baseline.",
         WHERE,
     ),
     Mistake(
@@ -118,6 +176,12 @@ MISTAKES = (
         "02, [BL-10]",
     ),
     Mistake(
+        "group_standardised",
+        "The result is also divided by the standard deviation of each prompt's group.",
+        "Only subtract; dividing by a spread is another method.",
+        "02, [BL-10]",
+    ),
+    Mistake(
         "flattened",
         "The result is flattened: the axes (prompts, group) are gone.",
         "Return the shape you were given.",
@@ -142,9 +206,11 @@ QUESTION = Question(
     buggy=buggy,
     mistakes=MISTAKES,
     excludes=excluding(
-        "group_mean wrong_axis median sum others_only",
-        "sign added divided_by_mean baseline_returned",
-        "standardised standardised_ddof_0",
+        "group_mean wrong_axis median sum others_only best worst divided_by_prompts "
+        "divided_by_group group_sum group_others",
+        "sign added divided_by_mean baseline_returned ratio",
+        "standardised standardised_ddof_0 group_standardised",
+        "group_sum group_others added",
         "flattened column",
     ),
 )

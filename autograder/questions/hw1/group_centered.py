@@ -30,8 +30,20 @@ def buggy(rewards, *, mistakes=frozenset()):
         mean = rewards.median(axis, keepdim=True).values
     elif "first" in mistakes:
         mean = rewards.narrow(axis, 0, 1)
+    elif "worst" in mistakes:
+        mean = rewards.amin(axis, keepdim=True)
     elif "sum" in mistakes:
         mean = rewards.sum(axis, keepdim=True)
+    elif "divided_by_prompts" in mistakes:
+        mean = rewards.sum(axis, keepdim=True) / prompts
+    elif "divisor_too_small" in mistakes:
+        mean = rewards.sum(axis, keepdim=True) / (group - 1)
+    elif "batch_others" in mistakes:
+        mean = (rewards.sum() - rewards) / (rewards.numel() - 1)
+    elif "next_response" in mistakes:
+        mean = rewards.roll(-1, axis)
+    elif "two_way" in mistakes:
+        mean = rewards.mean(1, keepdim=True) + rewards.mean(0, keepdim=True) - rewards.mean()
     else:
         mean = rewards.mean(axis, keepdim=True)
     if "sign" in mistakes:
@@ -44,13 +56,17 @@ def buggy(rewards, *, mistakes=frozenset()):
         out = rewards * 0 + mean
     else:
         out = rewards - mean
+    if "ratio" in mistakes:
+        out = rewards / mean
     if "leave_one_out" in mistakes:
         out = out * group / (group - 1)
     elif "factor_twice" in mistakes:
         out = out * (group - 1) / group
     elif "divided_by_group" in mistakes:
         out = out / group
-    if "standardised" in mistakes:
+    if "batch_standardised" in mistakes:
+        out = out / rewards.std()
+    elif "standardised" in mistakes:
         out = out / (rewards.std(axis, keepdim=True) + 1e-4)
     elif "standardised_ddof_0" in mistakes:
         out = out / (rewards.std(axis, correction=0, keepdim=True) + 1e-4)
@@ -108,6 +124,54 @@ MISTAKES = (
         "The sum of the group is subtracted instead of its mean.",
         "Divide by the group size.",
         WHERE,
+    ),
+    Mistake(
+        "worst",
+        "The smallest reward of the group is subtracted instead of the mean.",
+        "The advantages of a group have to add up to 0.",
+        WHERE,
+    ),
+    Mistake(
+        "divided_by_prompts",
+        "The sum of the group is divided by the number of prompts instead of by the group size.",
+        "rewards is (prompts, group): G is shape[1].",
+        WHERE,
+    ),
+    Mistake(
+        "divisor_too_small",
+        "The sum of the group, own reward included, is divided by G-1.",
+        "The mean of G numbers is their sum divided by G.",
+        WHERE,
+    ),
+    Mistake(
+        "batch_others",
+        "The mean of all other responses of the batch is subtracted.",
+        "Each prompt has its own mean, the own reward included.",
+        WHERE,
+    ),
+    Mistake(
+        "next_response",
+        "The next response's reward is subtracted instead of the mean of the group.",
+        "All responses count equally in the mean.",
+        WHERE,
+    ),
+    Mistake(
+        "two_way",
+        "The rows are centred, and the columns as well.",
+        "The i-th answers to different prompts have nothing in common; centre the rows only.",
+        WHERE,
+    ),
+    Mistake(
+        "ratio",
+        "The rewards are divided by the mean instead of compared with it by subtraction.",
+        "Advantage = reward - baseline.",
+        WHERE,
+    ),
+    Mistake(
+        "batch_standardised",
+        "The result is also divided by the standard deviation of the batch.",
+        "Only subtract; dividing by a spread is another method.",
+        "02, [BL-10]",
     ),
     Mistake(
         "sign",
@@ -186,10 +250,13 @@ QUESTION = Question(
     buggy=buggy,
     mistakes=MISTAKES,
     excludes=excluding(
-        "batch_mean wrong_axis interleaved",
-        "batch_mean best median first sum",
-        "best median first sum",
-        "sign added divided_by_mean baseline_returned",
+        "batch_mean batch_others two_way: wrong_axis interleaved",
+        "wrong_axis interleaved",
+        "batch_mean batch_others best worst median first sum divided_by_prompts divisor_too_small "
+        "next_response two_way",
+        "ratio: leave_one_out",
+        "batch_standardised: standardised standardised_ddof_0",
+        "sign added divided_by_mean baseline_returned ratio",
         "leave_one_out factor_twice divided_by_group",
         "standardised standardised_ddof_0",
         "flattened column",

@@ -23,6 +23,10 @@ def generate(draw, final):
     rewards = draw.rewards(3, 4)
     rewards[1] = 0.625  # exact in binary: the computed mean is exactly this, too
     cases.append(Case(name="one group all equal", args=(rewards,), knobs={"eps": 0.1}))
+    # One answer far from all others: a value of (group - 1)/sqrt(group), above any usual clip.
+    rewards = draw.uniform(2, 120 if final else 110, high=1e-3)
+    rewards[:, 3] = 1.0
+    cases.append(Case(name="one success among many", args=(rewards,), knobs={"eps": 1e-3}))
     # 0.7 and 0.1 are not: the computed mean misses them by a rounding error.
     rows = [[0.7] * 8, [0.1] * 8, [1.0, 0.0, 0.25, 0.5, 0.75, 0.3, 0.9, 0.6]]
     rewards = torch.tensor(rows, dtype=torch.float32)
@@ -52,10 +56,24 @@ def buggy(rewards, *, eps=1e-4, ddof=1, mistakes=frozenset()):
         eps = 1e-4
     elif "eps_too_small" in mistakes:
         eps = 1e-8
+    elif "eps_twice" in mistakes:
+        eps = 2 * eps
+    elif "eps_subtracted" in mistakes:
+        eps = -eps
+    elif "eps_root" in mistakes:
+        eps = eps**0.5
     if "variance" in mistakes:
         spread = variance
     elif "eps_inside_root" in mistakes:
         spread, eps = (variance + eps).sqrt(), 0.0
+    elif "eps_squared_inside_root" in mistakes:
+        spread, eps = (variance + eps**2).sqrt(), 0.0
+    elif "sum_of_squares" in mistakes:
+        spread = (variance * (rewards.shape[axis] - ddof)).sqrt()
+    elif "raw_second_moment" in mistakes:
+        spread = rewards.square().mean(axis, keepdim=True).sqrt()
+    elif "mean_for_spread" in mistakes:
+        spread = mean
     elif "mean_absolute_deviation" in mistakes:
         spread = (rewards - mean).abs().mean(axis, keepdim=True)
     elif "range" in mistakes:
@@ -65,6 +83,10 @@ def buggy(rewards, *, eps=1e-4, ddof=1, mistakes=frozenset()):
     if "min_max" in mistakes:
         low, high = rewards.amin(axis, keepdim=True), rewards.amax(axis, keepdim=True)
         out = (rewards - low) / (high - low + eps)
+    elif "eps_outside" in mistakes:
+        out = centred / spread + eps
+    elif "only_mean_divided" in mistakes:
+        out = rewards - mean / (spread + eps)
     elif "not_divided" in mistakes:
         out = centred
     elif "multiplied" in mistakes:
@@ -78,10 +100,20 @@ def buggy(rewards, *, eps=1e-4, ddof=1, mistakes=frozenset()):
     if "twice" in mistakes:
         again = out.std(axis, correction=ddof, keepdim=True)
         out = (out - out.mean(axis, keepdim=True)) / (again + given_eps)
+    if "leave_one_out" in mistakes:
+        out = out * rewards.shape[1] / (rewards.shape[1] - 1)
     if "divided_by_root_group" in mistakes:
         out = out / rewards.shape[1] ** 0.5
+    elif "multiplied_by_root_group" in mistakes:
+        out = out * rewards.shape[1] ** 0.5
     if "clamped" in mistakes:
         out = out.clamp(-1, 1)
+    elif "clamped_at_3" in mistakes:
+        out = out.clamp(-3, 3)
+    elif "clamped_at_5" in mistakes:
+        out = out.clamp(-5, 5)
+    elif "clamped_at_10" in mistakes:
+        out = out.clamp(-10, 10)
     if "flattened" in mistakes:
         out = out.flatten()
     return out
@@ -103,8 +135,9 @@ MISTAKES = (
     ),
     Mistake(
         "eps_too_small",
-        "The argument eps is ignored and a constant of 1e-8 is used: too small in float32, "
-        "where rounding alone then gives an all-equal group large advantages.",
+        "The argument eps has no effect: nothing is added to the standard deviation, or a constant "
+        "as small as 1e-8. In float32 rounding alone then gives an all-equal group large "
+        "advantages.",
         "Use the eps that is passed in; rounding errors of the mean are about 1e-7.",
         WHERE,
     ),
@@ -121,6 +154,62 @@ MISTAKES = (
         "of being added.",
         "Add eps to the standard deviation.",
         WHERE,
+    ),
+    Mistake("eps_twice", "eps is added twice.", "Add eps to the standard deviation, once.", WHERE),
+    Mistake(
+        "eps_subtracted",
+        "eps is subtracted from the standard deviation.",
+        "Add it: the divisor must never become 0.",
+        WHERE,
+    ),
+    Mistake(
+        "eps_root",
+        "The square root of eps is added to the standard deviation.",
+        "First the root of the variance, then add eps as it is.",
+        WHERE,
+    ),
+    Mistake(
+        "eps_squared_inside_root",
+        "The square of eps is added to the variance, inside the square root.",
+        "First take the root, then add eps.",
+        WHERE,
+    ),
+    Mistake(
+        "eps_outside",
+        "eps is added to the quotient instead of to the divisor: a bracket is missing.",
+        "(r - mean) / (std + eps).",
+        WHERE,
+    ),
+    Mistake(
+        "only_mean_divided",
+        "Only the mean is divided by the spread: a bracket is missing.",
+        "(r - mean) / (std + eps).",
+        WHERE,
+    ),
+    Mistake(
+        "sum_of_squares",
+        "The division is by the root of the sum of the squared deviations: their average is not "
+        "taken.",
+        "Divide the sum of squares by G-1 (or G) before taking the root.",
+        WHERE,
+    ),
+    Mistake(
+        "raw_second_moment",
+        "The division is by the root of the mean squared reward: the mean is not subtracted there.",
+        "A standard deviation squares the deviations from the mean.",
+        WHERE,
+    ),
+    Mistake(
+        "mean_for_spread",
+        "The division is by the mean instead of the standard deviation.",
+        "The result should not change when the same number is added to all rewards.",
+        WHERE,
+    ),
+    Mistake(
+        "leave_one_out",
+        "The own reward is left out of the mean: larger by the factor G/(G-1).",
+        "Here the mean includes the response itself.",
+        "02, [BL-8]",
     ),
     Mistake(
         "variance",
@@ -203,7 +292,25 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
-        "clamped", "The result is clamped to [-1, 1].", "No clipping is asked for here.", WHERE
+        "multiplied_by_root_group",
+        "The result is too large by the root of the group size: the division is by a standard "
+        "error instead of a standard deviation.",
+        "No group size appears outside the mean and the variance.",
+        WHERE,
+    ),
+    *(
+        Mistake(
+            name,
+            f"The result is clamped to [-{at}, {at}].",
+            "No clipping is asked for here.",
+            WHERE,
+        )
+        for name, at in (
+            ("clamped", 1),
+            ("clamped_at_3", 3),
+            ("clamped_at_5", 5),
+            ("clamped_at_10", 10),
+        )
     ),
     Mistake(
         "flattened",
@@ -226,15 +333,33 @@ QUESTION = Question(
     variants=({"ddof": 1}, {"ddof": 0}),
     zero=2e-3,
     excludes=excluding(
-        "eps_missing eps_fixed eps_too_small",
+        "eps_missing eps_fixed eps_too_small eps_twice eps_subtracted eps_root "
+        "eps_squared_inside_root eps_outside",
         "eps_missing eps_inside_root eps_as_floor",
+        "eps_inside_root eps_squared_inside_root eps_twice eps_subtracted eps_root",
+        "eps_as_floor: eps_twice eps_subtracted eps_root eps_outside eps_squared_inside_root",
+        "eps_outside only_mean_divided: multiplied not_divided min_max eps_as_floor twice",
+        "eps_outside only_mean_divided",
+        "sum_of_squares raw_second_moment mean_for_spread: variance eps_inside_root "
+        "mean_absolute_deviation range eps_squared_inside_root not_divided min_max batch_std "
+        "divided_by_root_group multiplied_by_root_group",
+        "sum_of_squares raw_second_moment mean_for_spread",
+        "eps_squared_inside_root: variance mean_absolute_deviation range not_divided min_max",
+        "eps_twice eps_subtracted eps_root: not_divided multiplied min_max",
+        "divided_by_root_group multiplied_by_root_group leave_one_out",
+        "clamped clamped_at_3 clamped_at_5 clamped_at_10",
+        "clamped clamped_at_3 clamped_at_5 clamped_at_10: not_divided multiplied min_max range "
+        "sum_of_squares divided_by_root_group mean_for_spread raw_second_moment batch_std",
+        "only_mean_divided: not_centred mean_for_spread",
+        "leave_one_out: twice not_centred min_max",
+        "raw_second_moment mean_for_spread: not_centred twice",
         "eps_as_floor: eps_fixed eps_too_small",  # a floor of next to nothing
         "variance eps_inside_root mean_absolute_deviation range",
         "multiplied not_divided eps_as_floor",
-        "not_divided eps_missing eps_fixed eps_too_small eps_inside_root variance",
-        "not_divided mean_absolute_deviation range batch_std",
+        "not_divided: eps_missing eps_fixed eps_too_small eps_inside_root variance",
+        "not_divided: mean_absolute_deviation range batch_std",
         "batch_std mean_absolute_deviation range",
-        "multiplied eps_missing eps_fixed eps_too_small",
+        "multiplied: eps_missing eps_fixed eps_too_small",
         "batch_mean wrong_axis not_centred",
         "batch_std wrong_axis",
         "twice not_divided",

@@ -27,8 +27,18 @@ def buggy(rewards, *, mistakes=frozenset()):
         total, count = rewards.sum(axis, keepdim=True), rewards.shape[axis]
     if "divisor_group" in mistakes:
         baseline = (total - rewards) / count
+    elif "divisor_prompts" in mistakes:
+        baseline = (total - rewards) / (rewards.shape[0] - 1)
+    elif "divisor_number_of_prompts" in mistakes:
+        baseline = (total - rewards) / rewards.shape[0]
+    elif "divisor_batch" in mistakes:
+        baseline = (total - rewards) / (rewards.numel() - 1)
     elif "own_included" in mistakes:
         baseline = total / count
+    elif "batch_mean" in mistakes:
+        baseline = rewards.mean()
+    elif "whole_sum" in mistakes:
+        baseline = total
     elif "divisor_too_small" in mistakes:
         baseline = total / (count - 1)
     elif "sum_of_others" in mistakes:
@@ -40,8 +50,19 @@ def buggy(rewards, *, mistakes=frozenset()):
             for i in range(rows.shape[1])
         ]
         baseline = torch.stack(best, 1).movedim(1, axis)
+    elif "median_of_others" in mistakes:
+        rows = rewards.movedim(axis, 1)
+        middle = [
+            rows[:, [j for j in range(rows.shape[1]) if j != i]].median(1).values
+            for i in range(rows.shape[1])
+        ]
+        baseline = torch.stack(middle, 1).movedim(1, axis)
+    elif "mean_minus_own" in mistakes:
+        baseline = total / count - rewards
     elif "neighbour" in mistakes:
         baseline = rewards.roll(1, dims=axis)
+    elif "next_neighbour" in mistakes:
+        baseline = rewards.roll(-1, dims=axis)
     else:
         baseline = (total - rewards) / (count - 1)
     if "sign" in mistakes:
@@ -52,7 +73,9 @@ def buggy(rewards, *, mistakes=frozenset()):
         out = baseline
     else:
         out = rewards - baseline
-    if "factor_twice" in mistakes:
+    if "factor_inverted" in mistakes:
+        out = out * (count - 1) ** 2 / count**2
+    elif "factor_twice" in mistakes:
         out = out * count / (count - 1)
     if "divided_by_group" in mistakes:
         out = out / count
@@ -74,6 +97,60 @@ MISTAKES = (
         "The others' sum is divided by G instead of by G-1, so the baseline is too small.",
         "How many others are there?",
         WHERE,
+    ),
+    Mistake(
+        "divisor_prompts",
+        "The others' sum is divided by the number of prompts minus 1 instead of by G-1.",
+        "rewards is (prompts, group): G is shape[1].",
+        WHERE,
+    ),
+    Mistake(
+        "divisor_number_of_prompts",
+        "The others' sum is divided by the number of prompts instead of by G-1.",
+        "How many others are there? rewards is (prompts, group).",
+        WHERE,
+    ),
+    Mistake(
+        "divisor_batch",
+        "The sum of the group's others is divided by the number of all others in the batch.",
+        "How many others are there in the group?",
+        WHERE,
+    ),
+    Mistake(
+        "batch_mean",
+        "The mean of the whole batch, own reward included, is subtracted.",
+        "Compare with the other answers to the same prompt only.",
+        "02, [BL-6]",
+    ),
+    Mistake(
+        "whole_sum",
+        "The sum of the whole group, own reward included, is subtracted.",
+        "Take the own reward out, and divide by the number of others.",
+        WHERE,
+    ),
+    Mistake(
+        "mean_minus_own",
+        "The own reward is subtracted from the group's mean instead of from the group's sum.",
+        "First the others' sum, then divide by G-1.",
+        WHERE,
+    ),
+    Mistake(
+        "median_of_others",
+        "The median of the others is subtracted instead of their mean.",
+        "Average the others.",
+        WHERE,
+    ),
+    Mistake(
+        "next_neighbour",
+        "The reward of the next response is subtracted instead of the mean of all the others.",
+        "All the others count equally.",
+        WHERE,
+    ),
+    Mistake(
+        "factor_inverted",
+        "Centring is multiplied by (G-1)/G; to leave one out it has to be multiplied by G/(G-1).",
+        "Which of the two is larger: the distance to the group's mean or to the others' mean?",
+        "02, [BL-7]",
     ),
     Mistake(
         "own_included",
@@ -102,7 +179,7 @@ MISTAKES = (
     ),
     Mistake(
         "neighbour",
-        "The reward of one neighbour is subtracted instead of the mean of all the others.",
+        "The reward of the response before is subtracted instead of the mean of all the others.",
         "All the others count equally.",
         WHERE,
     ),
@@ -186,12 +263,21 @@ QUESTION = Question(
     buggy=buggy,
     mistakes=MISTAKES,
     excludes=excluding(
-        "divisor_group own_included divisor_too_small sum_of_others best_of_others neighbour",
-        "batch_others wrong_axis",
-        "batch_others best_of_others neighbour",
+        "divisor_group divisor_prompts divisor_number_of_prompts divisor_batch own_included "
+        "divisor_too_small sum_of_others best_of_others median_of_others neighbour next_neighbour "
+        "batch_mean whole_sum mean_minus_own",
+        "batch_others: wrong_axis best_of_others median_of_others neighbour next_neighbour "
+        "batch_mean divisor_prompts divisor_number_of_prompts divisor_batch",
+        "wrong_axis: batch_mean divisor_prompts divisor_number_of_prompts",
         "sign added baseline_returned",
-        "own_included factor_twice",
-        "factor_twice divided_by_group",
+        "added: sum_of_others mean_minus_own",  # the own reward cancels
+        "sum_of_others whole_sum: sign added",
+        "own_included factor_twice factor_inverted",
+        "own_included batch_others",  # together they are batch_mean
+        "factor_inverted factor_twice divided_by_group",
+        "factor_inverted: divisor_group divisor_prompts divisor_number_of_prompts divisor_batch "
+        "divisor_too_small sum_of_others best_of_others median_of_others neighbour next_neighbour "
+        "batch_mean whole_sum mean_minus_own batch_others added baseline_returned",
         "standardised standardised_ddof_0",
         "flattened column",
     ),

@@ -24,7 +24,7 @@ def buggy(rewards, scores, *, mistakes=frozenset()):
     if "centred_scores" in mistakes:
         scores = scores - scores.mean(0)
     axis = 1
-    if "per_parameter" in mistakes:
+    if "per_parameter" in mistakes or "parameters_averaged" in mistakes:
         weight = scores**2
         values = rewards[:, None]
     else:
@@ -46,24 +46,46 @@ def buggy(rewards, scores, *, mistakes=frozenset()):
             weight = 1 / (scores**2).sum(axis)
         elif "signed_score" in mistakes:
             weight = scores.sum(axis)
+        elif "softmax_weights" in mistakes:
+            weight = (scores**2).sum(axis).softmax(0)
+        elif "largest_response" in mistakes:
+            size = (scores**2).sum(axis)
+            weight = (size == size.max()).to(size.dtype)
         else:
             weight = (scores**2).sum(axis)
         values = rewards
-    if "rewards_squared" in mistakes:
+    if "absolute_rewards" in mistakes:
+        values = values.abs()
+    elif "rewards_squared" in mistakes:
         values = values**2
     elif "rewards_centred" in mistakes:
         values = values - rewards.mean()
     top, bottom = weight * values, weight
     if "norm_below" in mistakes:
         bottom = weight.sqrt()
-    if "not_normalised" in mistakes:
+    elif "entries_below" in mistakes:
+        bottom = weight / scores.shape[1]
+    if "outer" in mistakes:
+        out = values.sum(0)
+    elif "not_normalised" in mistakes:
         out = top.mean(0)
+    elif "sum_only" in mistakes:
+        out = top.sum(0)
+    elif "mean_over_sum" in mistakes:
+        out = top.mean(0) / bottom.sum(0)
     elif "ratio_per_sample" in mistakes:
         out = (top / bottom.mean(0)).sum(0)
     elif "upside_down" in mistakes:
         out = bottom.mean(0) / top.mean(0)
     else:
         out = top.mean(0) / bottom.mean(0)
+    if "parameters_averaged" in mistakes:
+        out = out.mean()
+    if "gradients_projected" in mistakes:
+        mean = scores.mean(0)
+        out = ((scores * rewards[:, None]).mean(0) * mean).sum() / (mean * mean).sum()
+    elif "squared_means" in mistakes:
+        out = (scores * rewards[:, None]).mean(0).square().sum() / scores.mean(0).square().sum()
     if "sign" in mistakes:
         out = -out
     if "advantages_returned" in mistakes:
@@ -77,8 +99,73 @@ WHERE = "02, [BL-4]"
 MISTAKES = (
     Mistake(
         "unweighted",
-        "The plain mean of the rewards is returned (the value V), without the weights |u|².",
-        "A response with a large score disturbs the gradient more, so its reward counts more.",
+        "The result is the plain mean of the rewards (the value V): the weights |u|² have no "
+        "effect.",
+        "A response with a large score counts more. If your line has weights: does a shape (n, 1) "
+        "meet a shape (n,), so that every weight meets every reward?",
+        WHERE,
+    ),
+    Mistake(
+        "outer",
+        "The result is the sum of all rewards: every weight met every reward, as happens when a "
+        "shape (n, 1) is multiplied with a shape (n,).",
+        "Give the weights the shape (n,): sum over axis 1 without keepdim.",
+        WHERE,
+    ),
+    Mistake(
+        "softmax_weights",
+        "The weights are a softmax of |u|² instead of |u|² divided by its sum.",
+        "A weighted mean divides by the sum of the weights; no exponential appears.",
+        WHERE,
+    ),
+    Mistake(
+        "largest_response",
+        "The reward of the response with the largest score is returned.",
+        "All responses count, each with its |u|².",
+        WHERE,
+    ),
+    Mistake(
+        "gradients_projected",
+        "Averages of the score vectors are multiplied, E[uR]·E[u] / |E[u]|², instead of averages "
+        "of squared lengths taken.",
+        "First the squared length of each score vector, then the average.",
+        WHERE,
+    ),
+    Mistake(
+        "squared_means",
+        "The squared lengths of averages are divided, |E[uR]|² / |E[u]|².",
+        "First the squared length of each score vector, then the average.",
+        WHERE,
+    ),
+    Mistake(
+        "parameters_averaged",
+        "Each parameter gets its own baseline, and these are averaged.",
+        "Add the squares over the parameters before averaging over responses.",
+        WHERE,
+    ),
+    Mistake(
+        "absolute_rewards",
+        "The absolute values of the rewards are averaged.",
+        "Use the rewards as they come, with their sign.",
+        WHERE,
+    ),
+    Mistake(
+        "entries_below",
+        "The squares are added over the parameters above and averaged over them below.",
+        "The weights of a weighted mean have to be the same above and below.",
+        WHERE,
+    ),
+    Mistake(
+        "sum_only",
+        "The weighted rewards are added up but not divided by the sum of the weights.",
+        "If every reward is 1, b* has to be 1.",
+        WHERE,
+    ),
+    Mistake(
+        "mean_over_sum",
+        "The mean of the numerator is divided by the sum of the denominator: too small by the "
+        "number of responses.",
+        "Use the same average above and below.",
         WHERE,
     ),
     Mistake(
@@ -202,12 +289,17 @@ QUESTION = Question(
     mistakes=MISTAKES,
     excludes=excluding(
         "unweighted norm fourth_power square_of_sum l1 l1_squared largest_entry inverse_weights "
-        "signed_score per_parameter",
-        "unweighted centred_scores",
-        "unweighted not_normalised",
-        "not_normalised ratio_per_sample upside_down norm_below",
-        "rewards_squared rewards_centred",
-        "norm_below unweighted",
+        "signed_score per_parameter parameters_averaged softmax_weights largest_response "
+        "gradients_projected squared_means outer",
+        "unweighted outer largest_response: centred_scores not_normalised sum_only norm_below "
+        "mean_over_sum ratio_per_sample upside_down entries_below",
+        "gradients_projected squared_means: not_normalised sum_only norm_below mean_over_sum "
+        "ratio_per_sample upside_down entries_below rewards_squared rewards_centred "
+        "absolute_rewards centred_scores advantages_returned",
+        "softmax_weights: sum_only not_normalised norm_below entries_below",
+        "per_parameter parameters_averaged: norm_below entries_below",
+        "not_normalised ratio_per_sample upside_down norm_below sum_only mean_over_sum entries_below",
+        "rewards_squared rewards_centred absolute_rewards",
         "norm_below signed_score",
         "advantages_returned one_element",
     ),

@@ -17,15 +17,16 @@ def generate(draw, final):
                 weights=draw.weights(batch, time),
             )
         )
-    cases.append(
-        Case(
-            name="advantages that come from a network",
-            args=(draw.uniform(3, 4, low=-2.5, high=-0.2), draw.weights(3, 4)),
-            differentiable=(0,),
-            constants=(1,),
-            weights=draw.weights(3, 4),
+    for batch, time, width in [(3, 4, 4), (2, 4, 1)]:
+        cases.append(
+            Case(
+                name=f"advantages (batch, {'1' if width == 1 else 'time'}) from a network",
+                args=(draw.uniform(batch, time, low=-2.5, high=-0.2), draw.weights(batch, width)),
+                differentiable=(0,),
+                constants=(1,),
+                weights=draw.weights(batch, time),
+            )
         )
-    )
     return cases
 
 
@@ -45,6 +46,12 @@ def buggy(logp, advantages, *, mistakes=frozenset()):
         advantages = advantages.clamp(min=0)
     elif "advantages_ignored" in mistakes:
         advantages = advantages * 0 + 1
+    elif "advantages_squared" in mistakes:
+        advantages = advantages**2
+    elif "advantages_clipped" in mistakes:
+        advantages = advantages.clamp(-1, 1)
+    elif "first_advantage" in mistakes:
+        advantages = advantages[:, :1]
     elif "advantages_averaged" in mistakes:
         advantages = advantages * 0 + advantages.mean()
     if "mean_log_prob" in mistakes:
@@ -53,13 +60,24 @@ def buggy(logp, advantages, *, mistakes=frozenset()):
         logp = logp.mean(1, keepdim=True).expand_as(logp)
     elif "summed_log_prob" in mistakes:
         logp = logp.sum(1, keepdim=True)
+    elif "cumulative_log_prob" in mistakes:
+        logp = logp.cumsum(1)
+    if "logp_squared" in mistakes:
+        logp = logp**2
     if "probabilities" in mistakes:
         logp = logp.exp()
     if "ratio" in mistakes:
         logp = (logp - logp.detach()).exp()
     if "logp_detached" in mistakes:
         logp = logp.detach()
-    loss = logp + advantages if "sum_for_product" in mistakes else logp * advantages
+    if "sum_for_product" in mistakes:
+        loss = logp + advantages
+    elif "difference_for_product" in mistakes:
+        loss = logp - advantages
+    elif "quotient_for_product" in mistakes:
+        loss = logp / advantages
+    else:
+        loss = logp * advantages
     if "missing_minus" not in mistakes:
         loss = -loss
     if "divided_by_time" in mistakes:
@@ -74,6 +92,10 @@ def buggy(logp, advantages, *, mistakes=frozenset()):
         loss = loss.mean(1)
     elif "sum_over_time" in mistakes:
         loss = loss.sum(1)
+    elif "sum_over_time_kept" in mistakes:
+        loss = loss.sum(1, keepdim=True)
+    elif "mean_over_batch" in mistakes:
+        loss = loss.mean(0)
     return loss
 
 
@@ -169,6 +191,49 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "sum_over_time_kept",
+        "The loss is summed over time, with the shape (batch, 1): one number per response instead "
+        "of one per token.",
+        "Return the shape (batch, time).",
+        WHERE,
+    ),
+    Mistake(
+        "mean_over_batch",
+        "The loss is averaged over the batch: one number per position instead of one per token.",
+        "Return the shape (batch, time).",
+        WHERE,
+    ),
+    Mistake(
+        "cumulative_log_prob",
+        "Each token's entry holds the log-probabilities of all tokens up to it, added up.",
+        "Every token keeps its own log-probability.",
+        WHERE,
+    ),
+    Mistake(
+        "logp_squared",
+        "The log-probability is squared.",
+        "The loss is linear in the log-probability; its slope is minus the advantage.",
+        WHERE,
+    ),
+    Mistake(
+        "advantages_squared",
+        "The advantages are squared.",
+        "Multiply with the advantage itself; its sign decides the direction.",
+        WHERE,
+    ),
+    Mistake(
+        "advantages_clipped",
+        "The advantages are clipped to [-1, 1].",
+        "No clipping is asked for here.",
+        WHERE,
+    ),
+    Mistake(
+        "first_advantage",
+        "Only the first column of the advantages is used, for every token of the row.",
+        "Let the (batch, 1) or (batch, time) advantages broadcast.",
+        WHERE,
+    ),
+    Mistake(
         "advantages_centred",
         "The advantages are centred once more inside the loss.",
         "The baseline was subtracted by whoever computed the advantages; use them as they come.",
@@ -216,6 +281,18 @@ MISTAKES = (
         "The advantage is the weight Ψ of the score in [BL-1].",
         WHERE,
     ),
+    Mistake(
+        "difference_for_product",
+        "The advantage is subtracted from the log-probability instead of multiplied with it.",
+        "The advantage is the weight Ψ of the score in [BL-1].",
+        WHERE,
+    ),
+    Mistake(
+        "quotient_for_product",
+        "The log-probability is divided by the advantage instead of multiplied with it.",
+        "The advantage is the weight Ψ of the score in [BL-1].",
+        WHERE,
+    ),
 )
 
 QUESTION = Question(
@@ -229,18 +306,26 @@ QUESTION = Question(
     buggy=buggy,
     mistakes=MISTAKES,
     excludes=excluding(
-        "probabilities ratio logp_detached",
-        "mean sum mean_over_time sum_over_time",
+        "probabilities ratio logp_detached logp_squared",
+        "mean sum mean_over_time sum_over_time sum_over_time_kept mean_over_batch",
         "advantages_centred advantages_whitened advantage_size advantage_sign negative_dropped "
-        "advantages_ignored advantages_averaged",
-        "mean_log_prob mean_log_prob_spread summed_log_prob",
-        "logp_detached: mean_log_prob mean_log_prob_spread summed_log_prob",
+        "advantages_ignored advantages_averaged advantages_squared advantages_clipped "
+        "first_advantage",
+        "mean_log_prob mean_log_prob_spread summed_log_prob cumulative_log_prob",
+        "mean_log_prob summed_log_prob: sum_over_time_kept",
+        "sum_for_product difference_for_product quotient_for_product",
+        "ratio logp_squared: mean_log_prob mean_log_prob_spread summed_log_prob "
+        "cumulative_log_prob",
+        "divided_by_time: sum_over_time_kept",
+        "divided_by_batch: mean_over_batch",
+        "logp_detached: mean_log_prob mean_log_prob_spread summed_log_prob cumulative_log_prob",
         "divided_by_time summed_log_prob",  # together they are mean_log_prob
         "mean_log_prob: mean mean_over_time sum_over_time sum",
         "summed_log_prob: mean mean_over_time sum_over_time sum",
         "divided_by_time sum_over_time",  # together they are mean_over_time
-        "sum_for_product advantages_centred advantages_whitened advantage_size advantage_sign "
-        "negative_dropped advantages_ignored advantages_averaged",
+        "sum_for_product difference_for_product quotient_for_product: advantages_centred "
+        "advantages_whitened advantage_size advantage_sign negative_dropped advantages_ignored "
+        "advantages_averaged advantages_squared advantages_clipped first_advantage",
         "advantages_not_detached advantages_ignored",
         "advantages_not_detached advantage_sign",
     ),

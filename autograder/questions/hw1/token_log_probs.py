@@ -1,5 +1,7 @@
 """hw1/token_log_probs: the log-probability of each token that was sampled."""
 
+import math
+
 import torch
 
 from autograder.cases import Case
@@ -24,33 +26,63 @@ def generate(draw, final):
                 weights=draw.weights(batch, time),
             )
         )
-    # Gaps between logits of up to 240: exp() overflows or underflows in float32.
-    logits = draw.uniform(2, 3, 4, low=-120.0, high=120.0).to(torch.float32)
-    tokens = draw.integers(4, 2, 3)
-    logits[0, 0, :2], tokens[0, 0] = torch.tensor([120.0, -120.0]), 1
+    batch, time, vocab = (1, 3, 5) if final else (1, 4, 3)
     cases.append(
         Case(
-            name="large logits in float32",
-            args=(logits, tokens),
-            knobs={"temperature": 0.7},
+            name="one row",
+            args=(2 * draw.normal(batch, time, vocab), draw.integers(vocab, batch, time)),
+            knobs={"temperature": 0.8},
             differentiable=(0,),
-            weights=draw.weights(2, 3).to(torch.float32),
-            stability=True,
+            weights=draw.weights(batch, time),
         )
     )
+    # exp() overflows or underflows in float32: by gaps of up to 240 between the logits of one
+    # position (their largest is 120 everywhere), or by positions whose logits are all low.
+    gaps = draw.uniform(2, 3, 4, low=-120.0, high=100.0)
+    gaps[..., 2] = 120.0
+    gap_tokens = draw.integers(4, 2, 3)
+    gaps[0, 0, 1], gap_tokens[0, 0] = -120.0, 1
+    levels = torch.linspace(-120.0, 20.0, 6).reshape(2, 3, 1) + draw.normal(2, 3, 4)
+    for name, logits, tokens in (
+        ("logits far apart in float32", gaps, gap_tokens),
+        ("positions on different levels in float32", levels, draw.integers(4, 2, 3)),
+    ):
+        cases.append(
+            Case(
+                name=name,
+                args=(logits.to(torch.float32), tokens),
+                knobs={"temperature": 0.7},
+                differentiable=(0,),
+                weights=draw.weights(2, 3).to(torch.float32),
+                stability=True,
+            )
+        )
     return cases
 
 
 def buggy(logits, tokens, *, temperature=1.0, mistakes=frozenset()):
     if "temperature_multiplied" in mistakes:
         scaled = logits * temperature
-    elif mistakes & {"temperature_ignored", "temperature_after"}:
+    elif mistakes & {"temperature_ignored", "temperature_after", "temperature_after_multiplied"}:
         scaled = logits
+    elif "temperature_twice" in mistakes:
+        scaled = logits / temperature**2
     else:
         scaled = logits / temperature
     axis = 1 if "softmax_over_time" in mistakes else 0 if "softmax_over_batch" in mistakes else -1
     if "log_of_softmax" in mistakes:
         log_probs = scaled.softmax(axis).log()
+    elif "global_maximum" in mistakes:
+        shifted = scaled - scaled.max()
+        log_probs = shifted - shifted.exp().sum(axis, keepdim=True).log()
+    elif "exp_unprotected" in mistakes:
+        log_probs = scaled - scaled.exp().sum(axis, keepdim=True).log()
+    elif "softmax_twice" in mistakes:
+        log_probs = scaled.softmax(axis).log_softmax(axis)
+    elif "normaliser_added" in mistakes:
+        log_probs = scaled + scaled.logsumexp(axis, keepdim=True)
+    elif "mean_for_sum" in mistakes:
+        log_probs = scaled - scaled.exp().mean(axis, keepdim=True).log()
     elif "no_normaliser" in mistakes:
         log_probs = scaled
     elif "only_maximum_subtracted" in mistakes:
@@ -67,6 +99,8 @@ def buggy(logits, tokens, *, temperature=1.0, mistakes=frozenset()):
         log_probs = log_probs.exp()
     if "temperature_after" in mistakes:
         log_probs = log_probs / temperature
+    elif "temperature_after_multiplied" in mistakes:
+        log_probs = log_probs * temperature
     if "argmax_token" in mistakes:
         tokens = logits.argmax(-1)
     if "shifted" in mistakes:
@@ -81,6 +115,8 @@ def buggy(logits, tokens, *, temperature=1.0, mistakes=frozenset()):
         tokens = tokens.roll(1, dims=1)
     if "mean_over_vocabulary" in mistakes:
         picked = log_probs.mean(-1)
+    elif "entropy_like" in mistakes:
+        picked = (log_probs.exp() * log_probs).sum(-1)
     else:
         picked = log_probs.gather(-1, tokens[..., None])[..., 0]
     if "shifted_padded" in mistakes:
@@ -89,7 +125,9 @@ def buggy(logits, tokens, *, temperature=1.0, mistakes=frozenset()):
     if "negative" in mistakes:
         picked = -picked
     if "base_2" in mistakes:
-        picked = picked / 0.6931471805599453
+        picked = picked / math.log(2)
+    elif "base_10" in mistakes:
+        picked = picked / math.log(10)
     if "sum_over_time" in mistakes:
         picked = picked.sum(1)
     elif "mean_over_time" in mistakes:
@@ -98,6 +136,8 @@ def buggy(logits, tokens, *, temperature=1.0, mistakes=frozenset()):
         picked = picked.mean()
     if "keepdim" in mistakes:
         picked = picked[..., None]
+    elif "squeezed" in mistakes:
+        picked = picked.squeeze()
     if "detached" in mistakes:
         picked = picked.detach()
     return picked
@@ -127,6 +167,19 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "temperature_after_multiplied",
+        "The log-probabilities are multiplied by the temperature, after a log-softmax that has "
+        "not seen it.",
+        "Divide the logits first; the normaliser has to see the tempered logits.",
+        WHERE,
+    ),
+    Mistake(
+        "temperature_twice",
+        "The logits are divided by the temperature twice.",
+        "Once is enough.",
+        WHERE,
+    ),
+    Mistake(
         "softmax_over_time",
         "The softmax runs over time instead of over the vocabulary.",
         "Which axis lists the alternatives among which one token is drawn?",
@@ -143,6 +196,40 @@ MISTAKES = (
         "The softmax is formed first and its logarithm taken afterwards: exp() has "
         "overflowed or underflowed by then where logits are large.",
         "Use the log-softmax as one operation, or subtract logsumexp in log space.",
+        WHERE,
+    ),
+    Mistake(
+        "global_maximum",
+        "One maximum for the whole tensor is subtracted before exp(): positions whose logits are "
+        "all far below it underflow, and the logarithm of their sum is infinite.",
+        "Each position needs its own maximum, along the vocabulary.",
+        WHERE,
+    ),
+    Mistake(
+        "exp_unprotected",
+        "exp() is taken of the logits as they are: large ones overflow, low ones underflow, "
+        "before the logarithm can undo it.",
+        "Use the log-softmax as one operation, or subtract logsumexp in log space.",
+        WHERE,
+    ),
+    Mistake(
+        "softmax_twice",
+        "The logits are normalised twice: probabilities go into the log-softmax as if they were "
+        "logits.",
+        "The log-softmax takes the logits themselves.",
+        WHERE,
+    ),
+    Mistake(
+        "normaliser_added",
+        "The log of the normaliser is added instead of subtracted.",
+        "log(a / b) = log a - log b.",
+        WHERE,
+    ),
+    Mistake(
+        "mean_for_sum",
+        "The normaliser is the mean of the exponentials instead of their sum: every entry is too "
+        "large by the log of the vocabulary's size.",
+        "exp() of the result, summed over the vocabulary, has to be 1.",
         WHERE,
     ),
     Mistake(
@@ -246,6 +333,19 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "base_10",
+        "The logarithm has base 10.",
+        "Use the natural logarithm.",
+        WHERE,
+    ),
+    Mistake(
+        "entropy_like",
+        "Every position gets the average of the log-probabilities under the policy (minus the "
+        "entropy), whatever its token is.",
+        "Look the entry of the given token up.",
+        "00, [MAP-2]",
+    ),
+    Mistake(
         "sum_over_time",
         "The log-probabilities are summed over time: one number per response instead of "
         "one per token.",
@@ -272,6 +372,12 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "squeezed",
+        "Every axis of size 1 is removed from the result, the batch axis too when it holds one row.",
+        "Say which axis: squeeze(-1).",
+        WHERE,
+    ),
+    Mistake(
         "detached",
         "The values are right, but no gradient reaches the logits.",
         "Look for detach(), no_grad() or .item() between the logits and the result.",
@@ -290,18 +396,26 @@ QUESTION = Question(
     buggy=buggy,
     mistakes=MISTAKES,
     excludes=excluding(
-        "temperature_multiplied temperature_ignored temperature_after",
-        "softmax_over_time softmax_over_batch mean_over_vocabulary",
+        "softmax_over_time softmax_over_batch mean_over_vocabulary entropy_like",
         "log_of_softmax no_normaliser only_maximum_subtracted normaliser_not_logged "
-        "temperature_not_in_normaliser temperature_only_in_normaliser",
-        "temperature_multiplied temperature_ignored temperature_after "
-        "temperature_not_in_normaliser temperature_only_in_normaliser",
+        "temperature_not_in_normaliser temperature_only_in_normaliser global_maximum "
+        "exp_unprotected softmax_twice normaliser_added mean_for_sum",
+        "temperature_multiplied temperature_ignored temperature_after temperature_twice "
+        "temperature_after_multiplied temperature_not_in_normaliser temperature_only_in_normaliser",
+        # Only float32 tells how the normaliser was computed, and with a second mistake it cannot.
+        "log_of_softmax global_maximum exp_unprotected: softmax_over_time softmax_over_batch "
+        "probabilities negative base_2 base_10 temperature_multiplied temperature_ignored "
+        "temperature_after temperature_after_multiplied temperature_twice argmax_token "
+        "shifted_wrapped shifted_late shifted_padded mean_over_vocabulary entropy_like squeezed "
+        "shifted last_dropped first_dropped sum_over_time mean_over_time mean keepdim",
+        "no_normaliser: entropy_like",
         "no_normaliser softmax_over_time",
         "no_normaliser softmax_over_batch",
         "argmax_token shifted shifted_wrapped shifted_late shifted_padded mean_over_vocabulary",
         "shifted shifted_wrapped shifted_late shifted_padded last_dropped first_dropped",
-        "sum_over_time mean_over_time mean keepdim",
-        "probabilities base_2",
+        "argmax_token shifted shifted_wrapped shifted_late shifted_padded entropy_like",
+        "sum_over_time mean_over_time mean keepdim squeezed",
+        "probabilities base_2 base_10",
         "only_maximum_subtracted argmax_token",  # zero everywhere
     ),
 )
