@@ -27,6 +27,7 @@ def test_the_prediction_stands_beside_the_truth(said):
     [
         (1, 3, "2 too low"),
         (-1.0, 1.0, "2 too low"),
+        (0.5, 157.2, "160 too low"),
         (3, 3.0, "as predicted"),
         ("rises", "falls", "not as predicted"),
         ("falls", "falls", "none: as predicted"),
