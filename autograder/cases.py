@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-
 DTYPES = {
-    getattr(torch, name)
-    for name in "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex64 "
-    "complex128".split()
-}
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+    torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,9 @@
 """The judge: is an answer right, how many points is it worth, and if it is wrong, why?
 
 `judge` is ``assess(question_id, collect(function, cases))``. Only `collect` touches the learner's
-function (it may run in another process); `assess` compares plain data with the reference. Points: all of them when every check passes; half when every value is right and a
-later check fails (gradient, padding, inputs, stability); none otherwise.
+function (it may run in another process); `assess` compares plain data with the reference. Points:
+all of them when every check passes; half when every value is right and a later check fails
+(gradient, padding, inputs, stability); none otherwise.
 
 The cause is looked for in this order: the exception, each known mistake of the question, each
 pair of them, a description of how the numbers differ (`autograder.patterns`), "unknown". A
@@ -432,6 +433,7 @@ EXCEPTION_HINTS = {
     "as the statement has them.",
     "positional argument": "Compare each call with its signature; keep the arguments of your "
     "function as the statement has them.",
+    "invalid combination": "Compare each call with its signature: one of its arguments is not known.",
     "bool tensor": "A bool tensor cannot be subtracted from 1: convert it first, "
     "`done.to(rewards.dtype)`.",
     "must match": "Name the axes of both tensors. A mean over one axis drops it unless "

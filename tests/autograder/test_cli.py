@@ -49,6 +49,19 @@ def test_what_cannot_be_done_is_said_in_one_sentence(arguments, words, capsys):
     assert "Traceback" not in error
 
 
+def test_a_python_without_the_packages_says_so_in_one_sentence():
+    """-S -I: no site-packages, as with a Python outside the environment."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import runpy; "
+    code += (
+        "sys.argv = ['autograder', 'doctor']; runpy.run_module('autograder', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-S", "-I", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "torch is not installed" in done.stderr
+    assert ".venv/bin/python" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_grade_writes_beside_the_folder_and_exits_with_0(tmp_path, capsys):
     for student in ("chen", "emil"):
         shutil.copytree(EXAMPLES / student, tmp_path / "submissions" / student)

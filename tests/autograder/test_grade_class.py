@@ -105,9 +105,79 @@ def test_pages_hold_no_numbers_of_inputs_and_no_source(graded):
         assert "<script" not in text
 
 
-def test_links_on_the_pages_lead_to_lectures(graded):
+def test_pages_name_lectures_that_exist_and_hold_no_link(graded):
     text = page(graded[0], "ben")
-    assert "lectures/02_baselines_and_advantages.ipynb" in text
+    assert "Lecture 02, baselines and advantages, equation BL-8" in text
+    assert "<code>lectures/02_baselines_and_advantages.ipynb</code>" in text
+    assert "href" not in text
+
+
+def test_pages_show_no_expected_entry(graded):
+    output, results = graded
+    details = [m.details for r in results for m in r.marks]
+    assert not any(d["example"] for d in details)
+    assert not any("yours " in page(output, student) for student in EXPECTED)
+
+
+def submission_with(folder, name, function, source):
+    """One submission whose answer to one question is `source`."""
+    notebook = copy.deepcopy(RELEASE.notebook)
+    question = next(q for q in RELEASE.questions if q.function == function)
+    notebook["cells"][question.answer]["source"] = source
+    path = folder / name / f"{HOMEWORK}.ipynb"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(notebook), "utf-8")
+
+
+def test_an_answer_that_clears_the_temporary_folder_costs_nobody_else(graded, tmp_path):
+    source = (
+        "import os, shutil, tempfile\n"
+        "def batch_centered(rewards):\n"
+        "    places = tempfile.gettempdir(), os.path.expanduser('~'), os.getcwd()\n"
+        "    for folder in places:\n"
+        "        if 'answer-' in folder or 'autograder-' in folder:\n"
+        "            shutil.rmtree(folder, ignore_errors=True)\n"
+        "    return rewards - rewards.mean()\n"
+    )
+    submission_with(tmp_path / "class", "a", "batch_centered", source)
+    shutil.copytree(EXAMPLES / "ada", tmp_path / "class" / "b")
+    with_gradebook(graded, tmp_path / "output")
+    results = grade(RELEASE, tmp_path / "class", tmp_path / "output", jobs=1, limits=LIMITS)
+    assert [sum(m.points for m in r.marks) for r in results] == [1, 20]
+
+
+def test_events_that_an_answer_invents_do_not_stop_the_batch(graded, tmp_path):
+    source = (
+        "import os\n"
+        "def batch_centered(rewards):\n    return rewards\n"
+        'os.write(3, b\'\\n{"event":"start","cell":"zzz"}\\n\')\n'
+        "while True:\n    pass\n"
+    )
+    submission_with(tmp_path / "class", "a", "batch_centered", source)
+    with_gradebook(graded, tmp_path / "output")
+    (result,) = grade(RELEASE, tmp_path / "class", tmp_path / "output", jobs=1, limits=LIMITS)
+    assert not result.error
+    assert result.marks[3].points == 0
+
+
+def test_results_do_not_go_among_the_submissions(tmp_path):
+    (tmp_path / "ada.ipynb").write_text("{}")
+    with pytest.raises(HomeworkError, match="among the submissions"):
+        grade(RELEASE, tmp_path, tmp_path)
+
+
+def test_names_that_browsers_make_and_things_that_are_no_files(tmp_path):
+    import os
+
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada" / f"{HOMEWORK}.ipynb.txt").write_text("{}")
+    os.mkfifo(tmp_path / "pipe.ipynb")
+    (tmp_path / "link").symlink_to(tmp_path / "ada")
+    found = {f.student: f for f in discover(tmp_path, HOMEWORK)}
+    assert found["ada"].path.name == f"{HOMEWORK}.ipynb.txt"
+    assert "ipynb.txt" in found["ada"].notes[0]
+    assert found["pipe"].path is None
+    assert found.get("link") is None or found["link"].path is None
 
 
 def test_nbgrader_holds_the_points(graded):

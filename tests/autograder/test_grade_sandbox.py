@@ -98,6 +98,20 @@ def test_the_course_packages_cannot_be_imported(sandbox, module):
     assert "not available" in outcome.error
 
 
+def test_no_import_hook_leads_to_the_course_packages(sandbox):
+    source = (
+        "import sys\ndef f(x):\n    sys.meta_path[:] = sys.meta_path[1:]\n"
+        "    import policy_gradients\n    return x"
+    )
+    (outcome,) = run(sandbox, source).outcomes
+    assert "ModuleNotFoundError" in outcome.error
+
+
+def test_annotations_of_the_future_and_scripted_functions(sandbox):
+    source = "from __future__ import annotations\ndef f(x: Nowhere) -> Nothing:\n    return 3 * x"
+    assert run(sandbox, source).outcomes[0].value is not None
+
+
 def test_environment_and_working_folder_are_empty(sandbox, monkeypatch):
     monkeypatch.setenv("SECRET_OF_THE_TEST", "1")
     source = (

@@ -404,6 +404,37 @@ def rtg_no_restart(rewards, done, *, gamma):
     return walk(rewards, lambda t, carry: rewards[:, t] + gamma * carry)
 
 
+def rtg_forward(rewards, done, *, gamma):
+    out, carry = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
+    for t in range(rewards.shape[1]):
+        carry = rewards[:, t] + gamma * (1 - done[:, t].float()) * carry
+        out[:, t] = carry
+    return out
+
+
+def rtg_from_last(rewards, done, *, gamma):
+    out, carry = torch.zeros_like(rewards), rewards[:, -1]
+    for t in reversed(range(rewards.shape[1])):
+        carry = rewards[:, t] + gamma * (1 - done[:, t].float()) * carry
+        out[:, t] = carry
+    return out
+
+
+def rtg_powers(rewards, done, *, gamma):
+    """A discounted cumulative sum, the discount divided out again, within each episode."""
+    power = gamma ** torch.arange(rewards.shape[1], dtype=rewards.dtype)
+    out = torch.zeros_like(rewards)
+    for b in range(len(rewards)):
+        start = 0
+        for t in range(rewards.shape[1]):
+            if done[b, t] or t == rewards.shape[1] - 1:
+                part = slice(start, t + 1)
+                summed = (rewards[b, part] * power[part]).flip(0).cumsum(0).flip(0)
+                out[b, part] = summed / power[part]
+                start = t + 1
+    return out
+
+
 def gs_no_eps(rewards, *, eps=1e-4):
     return (rewards - rewards.mean(1, keepdim=True)) / rewards.std(1, keepdim=True)
 
@@ -487,6 +518,45 @@ WRONG = [
     ("optimal_baseline", lambda r, s: (s**2 * r[:, None]).mean(0) / (s**2).mean(0),
      "per_parameter"),
     ("optimal_baseline", lambda r, s: ((s**2).sum(1) * r).mean(), "not_normalised"),
+    # First tries of a learner who had only the lectures.
+    ("token_log_probs", lambda z, y, *, temperature: (lambda x: gather(x - x.max(), y)
+     - (x - x.max()).exp().sum(-1).log())(z / temperature), "global_maximum"),
+    ("token_log_probs", lambda z, y, *, temperature: gather(z / temperature, y)
+     - (z / temperature).exp().sum(-1).log(), "exp_unprotected"),
+    ("token_log_probs", lambda z, y, *, temperature: gather(
+        torch.log((z / temperature).softmax(-1)), y), "log_of_softmax"),
+    ("token_log_probs", lambda z, y, *, temperature: gather(
+        (z / temperature).log_softmax(-1), y).squeeze(), "squeezed"),
+    ("token_log_probs", lambda z, y, *, temperature: gather(
+        (z / temperature).log_softmax(-1), y) / math.log(10), "base_10"),
+    ("optimal_baseline", lambda r, s: ((s**2).sum(1, keepdim=True) * r).sum() / (s**2).sum(),
+     "outer"),
+    ("optimal_baseline", lambda r, s: ((s**2).sum(1, keepdim=True) * r).mean()
+     / (s**2).sum(1, keepdim=True).mean(), "unweighted"),
+    ("reward_to_go", lambda r, d, *, gamma: walk(r, lambda t, carry: gamma * (
+        r[:, t] + (1 - d[:, t].float()) * carry)), "one_discount_more"),
+    ("reward_to_go", lambda r, d, *, gamma: r.sum(1, keepdim=True).expand_as(r), "row_sum"),
+    ("reward_to_go", lambda r, d, *, gamma: r.cumsum(1), "plain_cumsum"),
+    ("reward_to_go", lambda r, d, *, gamma: r + gamma * (1 - d.to(r.dtype)) * F.pad(
+        r[:, 1:], (0, 1)), "next_only"),
+    ("reward_to_go", lambda r, d, *, gamma: rtg_python(r, d, gamma=gamma) * gamma
+     ** torch.arange(r.shape[1]), "discounted_from_column_0"),
+    ("reward_to_go", lambda r, d, *, gamma: torch.cat([0 * r[:, :1], rtg_python(
+        r, d, gamma=gamma)[:, 1:]], 1), "first_column_missing"),
+    ("reward_to_go", lambda r, d, *, gamma: rtg_python(r, d, gamma=gamma).flip(1),
+     "not_flipped_back"),
+    ("reward_to_go", lambda r, d, *, gamma: rtg_forward(r, d, gamma=gamma), "forward_loop"),
+    ("reward_to_go", lambda r, d, *, gamma: rtg_from_last(r, d, gamma=gamma), "carry_from_last"),
+    ("reward_to_go", lambda r, d, *, gamma: rtg_powers(r, d, gamma=gamma), "divided_by_discount"),
+    ("leave_one_out", lambda r: r - (r.sum(1, keepdim=True) - r) / (r.shape[0] - 1),
+     "divisor_prompts"),
+    ("leave_one_out", lambda r: r - r.mean(), "batch_mean"),
+    ("group_centered", lambda r: (r - r.mean(1, keepdim=True)) / r.std(1, keepdim=True),
+     "standardised"),
+    ("group_standardized", lambda r, *, eps: gs_no_eps(r).nan_to_num(), "eps_too_small"),
+    ("group_standardized", lambda r, *, eps: (lambda x: x / (x.square().sum(1, keepdim=True).sqrt()
+     + eps))(r - r.mean(1, keepdim=True)), "sum_of_squares"),
+    ("group_standardized", lambda r, *, eps: gs_loop(r, eps=eps).clamp(-5, 5), "clamped_at_5"),
 ]  # fmt: skip
 
 
@@ -585,17 +655,27 @@ def test_the_hand_examples_of_the_statements_are_right(solution):
 
 
 def test_the_numbers_of_the_reflections_are_right():
-    p = torch.tensor([0.9, 0.1], dtype=torch.float64)
-    rewards = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    score = torch.tensor([0.1, -0.9], dtype=torch.float64)
+    p = torch.tensor([0.8, 0.2], dtype=torch.float64)
+    rewards = torch.tensor([3.0, 1.0], dtype=torch.float64)
+    score = torch.tensor([0.2, -0.8], dtype=torch.float64)
     b = (p * score**2 * rewards).sum() / (p * score**2).sum()
 
     def variance(baseline):
         g = (rewards - baseline) * score
         return float((p * g**2).sum() - (p * g).sum() ** 2)
 
-    assert float(b) == pytest.approx(0.1)
-    assert [variance(x) for x in (0.1, 0.9, 0.0)] == pytest.approx([0.0, 0.0576, 0.0009])
+    assert float(b) == pytest.approx(1.4)
+    assert float((p * rewards).sum()) == pytest.approx(2.6)
+    shown = [variance(x) for x in (1.4, 2.6, 0.0, 2.8)]
+    assert shown == pytest.approx([0.0, 0.2304, 0.3136, 0.3136])
+    # Two steps paid a and 1: Ψ₀u₀ + Ψ₁u₁ over fair coins, whose scores have variance ¼.
+    coins = torch.tensor([[0.5, 0.5], [0.5, -0.5], [-0.5, 0.5], [-0.5, -0.5]])
+    for a in (-3.0, -1.5, -1.0, -0.5, 1.0):
+        whole, to_go = torch.tensor([a + 1, a + 1]), torch.tensor([a + 1, 1.0])
+        noise = [float((coins @ w).var(correction=0)) for w in (whole, to_go)]
+        assert noise == pytest.approx([2 * (a + 1) ** 2 / 4, ((a + 1) ** 2 + 1) / 4])
+        assert (noise[1] > noise[0]) == (-2 < a < 0)
+    assert pytest.approx(1.375) == (11 / 12) / (2 / 3)
     one, four = (torch.tensor([1.0] * k + [0.0] * (8 - k)) for k in (1, 4))
     assert [float(x.std()) for x in (one, four)] == pytest.approx([0.354, 0.535], abs=1e-3)
     assert float(four.std() / one.std()) == pytest.approx(1.512, abs=1e-3)
@@ -725,19 +805,28 @@ def source_of(notebook, cell_id):
     return next(c.source for c in notebook.cells if c.id == cell_id)
 
 
-@pytest.mark.parametrize("choice", ["0/1", "graded"])
-def test_the_experiment_shows_what_its_reflection_says(notebook, choice, capsys):
-    """0/1: V helps below a mean reward of about .18 and hurts above; graded: V never hurts."""
-    source = source_of(notebook, "experiment-run").replace('choice = "0/1"', f'choice = "{choice}"')
-    exec(source, {"torch": torch, "prediction": "(b)"})
-    shown = capsys.readouterr().out
-    assert "(b)" in shown
-    table = [[float(x) for x in line.split()] for line in shown.splitlines()[1:7]]
-    for _skill, mean, none, value, best, ratio in table:
-        assert best <= min(none, value) + 1e-4
-        assert (ratio < 1) == (mean < 0.18 or choice == "graded")
-    if choice == "0/1":
-        assert table[0][5] < 1 < table[-1][5]
+def test_the_experiment_shows_what_its_reflection_says(notebook, capsys):
+    """The value hurts as soon as it is farther from b* than 0 is, wherever the judge has put 0."""
+    columns = {}
+    for choice in ("-1/+1", "graded", "graded - 3"):
+        source = source_of(notebook, "experiment-run")
+        source = source.replace('choice = "-1/+1"', f'choice = "{choice}"')
+        exec(source, {"torch": torch, "prediction": "(b)"})
+        shown = capsys.readouterr().out
+        assert "(b)" in shown
+        table = [[float(x) for x in line.split()] for line in shown.splitlines()[1:9]]
+        columns[choice] = torch.tensor(table, dtype=torch.float64).T
+    for _, _, none, value, best, _ in columns.values():
+        assert (best <= torch.minimum(none, value) + 1e-4).all()
+    mean, ratio = columns["-1/+1"][1], columns["-1/+1"][5]
+    assert ((ratio > 1) == (mean > 0)).all()
+    assert (ratio.diff() > 0).all()
+    assert (float(ratio[0]), float(ratio[-1])) == (0.19, 3.49)
+    assert columns["graded"][5].max() == 0.11
+    graded, moved = columns["graded"], columns["graded - 3"]
+    assert torch.equal(graded[3:5], moved[3:5])
+    assert 17 <= (graded[2] / moved[2]).min() < (graded[2] / moved[2]).max() <= 22
+    assert ((moved[5] > 1) == (moved[1] > 1.5)).all()
 
 
 def test_the_planted_bugs_show_hide_and_are_two(notebook, capsys):
@@ -760,6 +849,7 @@ def test_the_planted_bugs_show_hide_and_are_two(notebook, capsys):
         space = {"torch": torch}
         exec(source + "\n" + test, space)
         slope = space["slope"][:, 0].reshape(space["rewards"].shape)
+        assert "-0.0000" not in capsys.readouterr().out
         return slope, space["logp"].detach().exp() / space["drawn_from"], space["rewards"]
 
     slope, ratio, rewards = run(fix_axis, fix_temperature)

@@ -415,6 +415,134 @@ def test_check_follows_helper_functions():
     assert not check("hw1/leave_one_out", namespace["leave_one_out"]).passed
 
 
+def test_check_refuses_packages_that_are_not_allowed():
+    import numpy
+
+    namespace = {"np": numpy}
+    exec("def batch_centered(r):\n    return r - float(np.mean(r.numpy()))\n", namespace)
+    verdict = check("hw1/batch_centered", namespace["batch_centered"])
+    assert verdict.points == 0
+    assert "numpy" in verdict.cause
+    assert "torch, einops and the standard library" in verdict.cause
+
+
+def endless(rewards):
+    while True:
+        try:
+            while True:
+                pass
+        except Exception:
+            pass
+
+
+def test_check_interrupts_what_does_not_end_and_leaves_the_timer_as_it_was(monkeypatch):
+    import signal
+
+    monkeypatch.setattr("autograder.checks.SECONDS", 0.2)
+    rung = []
+    before = signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 300)
+    try:
+        verdict = check("hw1/batch_centered", endless)
+        assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 300
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert (verdict.points, verdict.details["property"]) == (0, "runs")
+    assert "batch_centered was still running after 0.2 seconds" in verdict.cause
+    assert not rung
+
+
+def test_check_works_where_there_is_no_timer(monkeypatch):
+    import signal
+    import threading
+
+    verdicts = []
+
+    def there():
+        verdicts.append(check("hw1/batch_centered", lambda r: r - r.mean()))
+
+    thread = threading.Thread(target=there)
+    thread.start()
+    thread.join()
+    monkeypatch.delattr(signal, "setitimer")
+    there()
+    assert [v.passed for v in verdicts] == [True, True]
+
+
+def test_a_wrong_entry_is_shown_on_visible_inputs_only():
+    def answer(rewards):
+        return rewards - rewards.amin()
+
+    shown = judge("hw1/batch_centered", answer, cases="visible").details
+    case = next(
+        c for c in cases_for("hw1/batch_centered", cases="visible") if c.name == shown["case"]
+    )
+    where, yours, expected = (
+        __import__("re")
+        .fullmatch(r"at \[(.*)\]: yours (.*), expected (.*)", shown["example"])
+        .groups()
+    )
+    place = tuple(map(int, where.split(", ")))
+    rewards = case.args[0]
+    assert float(yours) == pytest.approx(float(answer(rewards)[place]), rel=1e-3)
+    assert float(expected) == pytest.approx(float((rewards - rewards.mean())[place]), rel=1e-3)
+    assert judge("hw1/batch_centered", answer).details["example"] == ""
+
+
+def test_an_input_cut_from_its_graph_counts_as_changed():
+    verdict = judge("hw1/reinforce", lambda logp, a: -a.detach_() * logp)
+    assert failed(verdict) == "inputs"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("unknown_name + rewards", "spelled"),
+        ("rewards.mean(axes=1)", "signature"),
+        ("1 - (rewards > 0)", "convert it first"),
+        ("rewards - rewards.mean(1)", "keepdim=True"),
+        ("rewards.nothing", "type"),
+        ("rewards.mean(2)", "sizes differ"),
+        ("int('x')", "small example"),
+    ],
+)
+def test_each_kind_of_exception_has_its_hint(error, words):
+    namespace = {}
+    exec(f"def answer(rewards):\n    return {error}", namespace)
+    assert words in judge("hw1/group_centered", namespace["answer"]).details["hint"]
+
+
+def test_returning_an_argument_is_called_that():
+    for question_id in IDS:
+        assert "unchanged" in judge(question_id, lambda first, *_, **__: first).cause
+
+
+def test_unusual_tensors_and_classes_are_refused_in_words():
+    class Secret12345:
+        pass
+
+    for odd in (torch.zeros(3, 4).to_sparse(), torch.zeros(3, 4, device="meta"), Secret12345()):
+        verdict = judge("hw1/group_centered", lambda rewards, odd=odd: odd)
+        assert failed(verdict) == "runs"
+        assert "Secret" not in verdict.cause
+
+
+def test_nan_does_not_hide_a_known_mistake():
+    verdict = judge(
+        "hw1/group_centered", lambda r: (r - r.mean(1, keepdim=True)) / r.std(1, keepdim=True)
+    )
+    assert verdict.details["named"] == ["standardised"]
+    assert "NaN" in verdict.cause
+
+
+def test_what_is_said_of_some_inputs_is_not_said_of_all():
+    from policy_gradients.advantages import optimal_baseline
+
+    cause = judge("hw1/optimal_baseline", lambda r, s: optimal_baseline(r, s).clamp(max=1.0)).cause
+    assert "others are right" in cause or "right on" in cause
+
+
 def test_check_returns_the_verdict_and_prints_it_outside_a_notebook(capsys):
     verdict = check("hw1/group_centered", lambda rewards: rewards - rewards.mean())
     shown = capsys.readouterr().out

@@ -56,6 +56,34 @@ def sources(submission):
     return [step.source for step in submission.steps]
 
 
+def test_lines_that_only_ipython_understands(notebook):
+    answer = "    %time 3\n    torch.gather?\n" + "".join(f"    {x}\n" for x in ANSWER.splitlines())
+    notebook["cells"][place(notebook, "batch_centered")]["source"] = answer
+    submission = fit(notebook)
+    assert not submission.answers["hw1/batch_centered"].problem
+
+
+def test_variables_of_an_edited_setup_cell_are_kept(notebook):
+    setup = next(c for c in notebook["cells"] if c["cell_type"] == "code")
+    setup["source"] = (
+        "import torch\nfrom autograder import check\nAXIS = -1\nrow = lambda r: r.mean(AXIS)"
+    )
+    assert "AXIS = -1\nrow = lambda r: r.mean(AXIS)" in sources(fit(notebook))[1]
+    for cell in notebook["cells"]:
+        cell["metadata"] = {}
+        cell.pop("id", None)
+    data = json.dumps(notebook).encode()
+    assert "AXIS = -1" in sources(normalise(RELEASE, data))[1]
+
+
+def test_a_second_try_in_a_new_cell_is_the_one_that_counts(notebook):
+    second = ANSWER.replace("rewards.mean()", "rewards.sum() / rewards.numel()")
+    notebook["cells"].append(code(second))
+    submission = fit(notebook)
+    key = submission.answers["hw1/batch_centered"].key
+    assert second in [s.source for s in submission.steps if s.key == key]
+
+
 def test_an_ordinary_submission_has_no_notes(notebook):
     submission = fit(notebook)
     assert submission.notes == ()

@@ -298,7 +298,8 @@ QUESTION = Question(
         "absolute_rewards centred_scores advantages_returned",
         "softmax_weights: sum_only not_normalised norm_below entries_below",
         "per_parameter parameters_averaged: norm_below entries_below",
-        "not_normalised ratio_per_sample upside_down norm_below sum_only mean_over_sum entries_below",
+        "not_normalised ratio_per_sample upside_down norm_below sum_only mean_over_sum "
+        "entries_below",
         "rewards_squared rewards_centred absolute_rewards",
         "norm_below signed_score",
         "advantages_returned one_element",

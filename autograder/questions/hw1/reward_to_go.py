@@ -367,9 +367,9 @@ QUESTION = Question(
         "done_off_by_one forward_cumsum",  # together they are forward_loop
         # Other walks through the row altogether.
         "row_sum plain_cumsum next_only forward_loop forward_cumsum whole_return",
-        "row_sum plain_cumsum: gamma_forgotten gamma_squared done_off_by_one done_late not_restarted "
-        "mask_inverted any_done first_row_done done_not_flipped carry_from_last whole_return "
-        "mean_of_rest discounted_from_start divided_by_discount",
+        "row_sum plain_cumsum: gamma_forgotten gamma_squared done_off_by_one done_late "
+        "not_restarted mask_inverted any_done first_row_done done_not_flipped carry_from_last "
+        "whole_return mean_of_rest discounted_from_start divided_by_discount",
         "row_sum: not_flipped_back one_per_row discounted_from_column_0 over_batch centred_per_row "
         "own_reward_missing",
         "next_only forward_loop: done_off_by_one done_late mask_inverted any_done first_row_done "
@@ -382,7 +382,8 @@ QUESTION = Question(
         "divided_by_discount: gamma_forgotten",
         "gamma_forgotten: one_discount_more discounted_from_column_0",
         "discounted_from_column_0 one_per_row",
-        "first_column_missing last_column_missing zero_after_first_done not_flipped_back one_per_row",
+        "first_column_missing last_column_missing zero_after_first_done not_flipped_back "
+        "one_per_row",
         "centred_per_row centred standardised",
         "centred_per_row: one_per_row whole_return",
         "standardised: one_discount_more",

@@ -373,7 +373,8 @@ MISTAKES = (
     ),
     Mistake(
         "squeezed",
-        "Every axis of size 1 is removed from the result, the batch axis too when it holds one row.",
+        "Every axis of size 1 is removed from the result, also the batch axis when there is one "
+        "row.",
         "Say which axis: squeeze(-1).",
         WHERE,
     ),
