@@ -197,7 +197,10 @@ def findings(verdict: Verdict) -> list[tuple[str, str]]:
     pairs = [
         ("fails first", LABELS[details["property"]] if details["case"] else ""),
         ("input", details["case"]),
-        ("largest difference", f"{percent(difference)} of the answer's size" if difference else ""),
+        (
+            "largest difference",
+            f"{percent(difference)} of the right answer's size" if difference else "",
+        ),
         ("for example", details["example"]),
         ("likely cause", verdict.cause),
         ("hint", details["hint"]),

@@ -306,7 +306,7 @@ def _off(text, result):
     return (
         None
         if close
-        else (f"{text} by up to {percent(difference)} of the answer's size", difference)
+        else (f"{text} by up to {percent(difference)} of the right answer's size", difference)
     )
 
 
@@ -433,7 +433,7 @@ EXCEPTION_HINTS = {
     "as the statement has them.",
     "positional argument": "Compare each call with its signature; keep the arguments of your "
     "function as the statement has them.",
-    "invalid combination": "Compare each call with its signature: one of its arguments is not known.",
+    "invalid combination": "Compare each call with its signature: one argument is not known.",
     "bool tensor": "A bool tensor cannot be subtracted from 1: convert it first, "
     "`done.to(rewards.dtype)`.",
     "must match": "Name the axes of both tensors. A mean over one axis drops it unless "

@@ -132,12 +132,11 @@ def submission_with(folder, name, function, source):
 def test_an_answer_that_clears_the_temporary_folder_costs_nobody_else(graded, tmp_path):
     source = (
         "import os, shutil, tempfile\n"
-        "def batch_centered(rewards):\n"
-        "    places = tempfile.gettempdir(), os.path.expanduser('~'), os.getcwd()\n"
-        "    for folder in places:\n"
-        "        if 'answer-' in folder or 'autograder-' in folder:\n"
-        "            shutil.rmtree(folder, ignore_errors=True)\n"
-        "    return rewards - rewards.mean()\n"
+        "places = tempfile.gettempdir(), os.path.expanduser('~'), os.getcwd()\n"
+        "for folder in places:\n"
+        "    if 'answer-' in folder or 'autograder-' in folder:\n"
+        "        shutil.rmtree(folder, ignore_errors=True)\n"
+        "def batch_centered(rewards):\n    return rewards - rewards.mean()\n"
     )
     submission_with(tmp_path / "class", "a", "batch_centered", source)
     shutil.copytree(EXAMPLES / "ada", tmp_path / "class" / "b")

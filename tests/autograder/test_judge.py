@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -478,11 +479,8 @@ def test_a_wrong_entry_is_shown_on_visible_inputs_only():
     case = next(
         c for c in cases_for("hw1/batch_centered", cases="visible") if c.name == shown["case"]
     )
-    where, yours, expected = (
-        __import__("re")
-        .fullmatch(r"at \[(.*)\]: yours (.*), expected (.*)", shown["example"])
-        .groups()
-    )
+    words = re.fullmatch(r"at \[(.*)\]: yours (.*), expected (.*)", shown["example"])
+    where, yours, expected = words.groups()
     place = tuple(map(int, where.split(", ")))
     rewards = case.args[0]
     assert float(yours) == pytest.approx(float(answer(rewards)[place]), rel=1e-3)

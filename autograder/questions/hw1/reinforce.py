@@ -111,7 +111,7 @@ MISTAKES = (
         "advantages_not_detached",
         "The advantages are not detached: a gradient of the policy's loss flows into "
         "whatever produced them.",
-        "An advantage is a number that weighs the score; cut its graph.",
+        "An advantage is a number that weighs the score vector; cut its graph.",
         WHERE,
     ),
     Mistake(
@@ -278,19 +278,19 @@ MISTAKES = (
     Mistake(
         "sum_for_product",
         "The advantage is added to the log-probability instead of multiplied with it.",
-        "The advantage is the weight Ψ of the score in [BL-1].",
+        "The advantage is the weight Ψ of the score vector in [BL-1].",
         WHERE,
     ),
     Mistake(
         "difference_for_product",
         "The advantage is subtracted from the log-probability instead of multiplied with it.",
-        "The advantage is the weight Ψ of the score in [BL-1].",
+        "The advantage is the weight Ψ of the score vector in [BL-1].",
         WHERE,
     ),
     Mistake(
         "quotient_for_product",
         "The log-probability is divided by the advantage instead of multiplied with it.",
-        "The advantage is the weight Ψ of the score in [BL-1].",
+        "The advantage is the weight Ψ of the score vector in [BL-1].",
         WHERE,
     ),
 )
