@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from llm_trainer.config import CONFIGS, Config, ConfigError, RunError, describe, load
+from llm_trainer.config import CONFIGS, Config, ConfigError, RunError, describe, load, require
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,9 +24,12 @@ def main(arguments: list[str] | None = None) -> int:
     except RunError as error:
         print(f"the run was stopped: {error}", file=sys.stderr)
         return 1
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        # torch.OutOfMemoryError, or the CPU allocator's RuntimeError
+        if "allocate memory" not in str(error) and not isinstance(error, torch.OutOfMemoryError):
+            raise
         print(
-            "out of GPU memory: lower micro_batch, group or max_new_tokens, or set "
+            "out of memory: lower micro_batch, group or max_new_tokens, or set "
             "gradient_checkpointing; the last checkpoint is intact",
             file=sys.stderr,
         )
@@ -83,12 +86,18 @@ def run_train(options: argparse.Namespace) -> int:
 def run_evaluate(options: argparse.Namespace) -> int:
     own = options.folder / "run.yaml" if options.folder else None
     config = configuration(options, own if own and own.is_file() else None)
+    from llm_trainer.checkpoint import check_unseen
     from llm_trainer.evaluate import evaluate
     from llm_trainer.models import load_policy
     from llm_trainer.task import Spelling
     from llm_trainer.train import starting_model
 
+    if options.folder:
+        require(options.folder.is_dir(), f"evaluate: no folder {options.folder}")
+        finished = (options.folder / "config.json").is_file() or not own.is_file()
+        require(finished, f"evaluate: the run in {options.folder} has not finished: use --resume")
     task = Spelling(config.task)
+    check_unseen(options.folder or config.model, task)
     policy = load_policy(config, options.folder or starting_model(config))
     words = task.held_out[: config.eval_words]
     result = evaluate(policy, task, words, max_new_tokens=config.max_new_tokens)

@@ -2,22 +2,32 @@
 
 `run.yaml` is the configuration, `metrics.jsonl` the log, `checkpoint.pt` everything `--resume`
 needs; at the end the model and tokenizer lie beside them as ordinary Hugging Face files.
+`written.txt` names every file that the run wrote. Nothing else is ever replaced or deleted.
 """
 
 import os
+import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
-from llm_trainer.config import Config, build, require
-from llm_trainer.log import LOG
+from llm_trainer.config import Config, ConfigError, TaskConfig, load, require
+from llm_trainer.log import LOG, writing
 from llm_trainer.models import Policy
+from llm_trainer.task import Spelling
 
-RUN, STATE = "run.yaml", "checkpoint.pt"
+RUN, STATE, WRITTEN, BUILDING = "run.yaml", "checkpoint.pt", "written.txt", ".building"
+OWN = [RUN, STATE, LOG, WRITTEN, BUILDING, *(f"{name}.tmp" for name in (RUN, STATE, WRITTEN))]
+# What save_pretrained of models and tokenizers may write; a folder that holds one is no free place.
+MODEL_FILES = (
+    "config.json", "generation_config.json", "model*.safetensors*", "tokenizer.*",
+    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "chat_template.jinja",
+)  # fmt: skip
 # Fields that may change when a run is resumed; any other would make it another run.
 MAY_CHANGE = {"steps", "eval_every", "save_every", "output_dir", "threads"}
 
@@ -29,15 +39,15 @@ def check_folder(config: Config, *, resume: bool, overwrite: bool) -> Path:
     require(not (resume and overwrite), "--resume and --overwrite contradict each other")
     require(folder.is_dir() or not folder.exists(), f"{name}: this is a file")
     parent = next(path for path in [folder, *folder.absolute().parents] if path.exists())
-    require(os.access(parent, os.W_OK), f"{name}: {parent} cannot be written")
+    require(parent.is_dir() and os.access(parent, os.W_OK), f"{name}: cannot write in {parent}")
     model = Path(config.model)
     require(
-        resume or not (folder.exists() and model.exists() and folder.samefile(model)),
+        not (folder.exists() and model.exists() and folder.samefile(model)),
         f"{name}: this is the folder of the model to start from",
     )
     if resume:
         require((folder / RUN).exists(), f"--resume: {name} holds no run (no {RUN})")
-        before = build(yaml.safe_load((folder / RUN).read_text(encoding="utf-8"))).model_dump()
+        before = load(folder / RUN).model_dump()
         changed = {k: v for k, v in config.model_dump().items() if v != before[k]}
         require(
             changed.keys() <= MAY_CHANGE,
@@ -45,43 +55,126 @@ def check_folder(config: Config, *, resume: bool, overwrite: bool) -> Path:
             + ", ".join(f"{k} = {before[k]!r}" for k in changed if k not in MAY_CHANGE)
             + f"; only {', '.join(sorted(MAY_CHANGE))} may change",
         )
-    elif not overwrite:
-        holds = ", ".join(path.name for path in run_files(folder))
-        require(
-            not holds,
-            f"{name}: it already holds {holds}. Nothing was changed. Go on with --resume, start "
-            "anew with --overwrite, or choose another folder",
-        )
+    holds = {path.name for pattern in (*OWN, *MODEL_FILES) for path in folder.glob(pattern)}
+    foreign = ", ".join(sorted(holds - written(folder)))
+    require(
+        not foreign,
+        f"{name}: it already holds {foreign}, which no run wrote (no {WRITTEN} names it). Nothing "
+        "was changed; choose another folder, or move these away",
+    )
+    require(
+        not holds or resume or overwrite,
+        f"{name}: it already holds {', '.join(sorted(holds))}. Nothing was changed. Go on with "
+        "--resume, start anew with --overwrite, or choose another folder",
+    )
     return folder
 
 
-def run_files(folder: Path) -> list[Path]:
-    """What a run writes into its folder, and what a model folder holds; nothing else."""
-    patterns = (RUN, STATE, LOG, "*config.json", "*.safetensors*", "tokenizer*", "chat_template*")
-    return sorted({path for pattern in patterns for path in folder.glob(pattern)})
+def written(folder: Path) -> set[str]:
+    """Names of the files that runs in this folder wrote."""
+    path = folder / WRITTEN
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return {line for line in lines if line and Path(line).name == line}
 
 
-def load_state(folder: Path) -> dict[str, Any] | None:
-    """The last checkpoint; None if the run was stopped before its first."""
-    path = folder / STATE
-    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+def start_folder(folder: Path, config: Config, *, overwrite: bool) -> None:
+    """Make the folder, delete the run that `overwrite` discards, write its configuration."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output_dir = {config.output_dir!r}: {error}") from None
+    for name in written(folder) - {WRITTEN} if overwrite else ():
+        path = folder / name
+        shutil.rmtree(path) if name == BUILDING and path.is_dir() else path.unlink(missing_ok=True)
+    record(folder, OWN)
+    settings = yaml.safe_dump(config.model_dump(), sort_keys=False)
+    write_atomically(folder / RUN, lambda path: path.write_text(settings, encoding="utf-8"))
+
+
+def record(folder: Path, names: Collection[str]) -> None:
+    """Add names to the list of files that this run wrote, before they are written."""
+    text = "\n".join(sorted(written(folder) | set(names))) + "\n"
+    write_atomically(folder / WRITTEN, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def load_state(folder: Path, loss: str) -> dict[str, Any] | None:
+    """The last checkpoint; None if the run was stopped before its first.
+
+    Raises ConfigError, with nothing touched: it cannot be read, the log beside it is not the one
+    it was written with, or the run had another loss.
+    """
+    path, log = folder / STATE, folder / LOG
+    size = log.stat().st_size if log.exists() else 0
+    if not path.exists():
+        require(
+            size == 0 or log.read_bytes().count(b"\n") <= 1,
+            f"--resume: {path} is missing, but {LOG} has steps. Nothing was changed; put it back, "
+            "or start anew with --overwrite",
+        )
+        return None
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        before, bytes_then = state["loss"], state["done"]["log_bytes"]
+    except (RuntimeError, OSError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        raise ConfigError(
+            f"--resume: {path} cannot be read ({_first_line(error)}). Nothing was changed; put a "
+            "good copy there, or start anew with --overwrite"
+        ) from None
+    require(
+        size >= bytes_then,
+        f"--resume: {log} has {size} bytes, but had {bytes_then} when {STATE} was written. Nothing "
+        "was changed; put it back, or start anew with --overwrite",
+    )
+    require(before == loss, f"--resume: this run's loss is {before}, not {loss}")
+    return state
+
+
+def check_unseen(folder: str | Path, task: Spelling) -> None:
+    """ConfigError if the model in `folder` was trained on words that `task` holds out."""
+    run, start = Path(folder) / RUN, Path(folder) / "warmstart.json"
+    if run.is_file():
+        before = load(run).task
+    elif start.is_file():
+        before = TaskConfig(**yaml.safe_load(start.read_text(encoding="utf-8"))["key"][1])
+    else:
+        return
+    seen = {word.lower() for word in Spelling(before).train}
+    count = sum(word.lower() in seen for word in task.held_out)
+    split = {name: getattr(before, name) for name in ("min_letters", "max_letters", "held_out")}
+    require(
+        count == 0,
+        f"task: {count} of its {len(task.held_out)} held-out words were trained on by the model in "
+        f"{folder}; use its own split: {', '.join(f'task.{k}={v}' for k, v in split.items())}",
+    )
 
 
 def save_model(policy: Policy, folder: Path) -> None:
     """Model and tokenizer as Hugging Face files; each replaces the old one whole."""
-    building = folder / "building"
-    shutil.rmtree(building, ignore_errors=True)  # left by a crash
-    policy.model.save_pretrained(building)
-    policy.tokenizer.save_pretrained(building)
-    for path in building.iterdir():
-        os.replace(path, folder / path.name)
-    shutil.rmtree(building)
+    building = folder / BUILDING
+    shutil.rmtree(building, ignore_errors=True)  # left by a crash of this run
+    try:
+        with writing(folder):
+            policy.model.save_pretrained(building)
+            policy.tokenizer.save_pretrained(building)
+        record(folder, [path.name for path in building.iterdir()])
+        for path in building.iterdir():
+            os.replace(path, folder / path.name)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     """Write beside the file, flush, replace: a crash leaves the old file or the new one."""
     beside = path.with_name(path.name + ".tmp")
-    write(beside)
-    with open(beside, "rb+") as file:
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        with writing(path):
+            write(beside)
+            with open(beside, "rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -8,18 +8,24 @@ A new knob is a new field here; nothing below this file reads YAML or command li
 """
 
 import difflib
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from policy_gradients.algorithms import ALGORITHMS, Algorithm
 
 TRAINABLE = [name for name, row in ALGORITHMS.items() if not row.needs_critic]
 CONFIGS = Path(__file__).parent / "configs"
+
+
+COUNT = {"ge": 1, "le": 65536}  # more would only fail later, for memory
+SEEDS = {"ge": 0, "lt": 2**63}
 
 
 class ConfigError(ValueError):
@@ -43,11 +49,18 @@ def knob(default: Any, about: str, unit: str, allowed: str, **limits: Any) -> An
 
 
 class Section(BaseModel):
-    """Frozen; unknown fields, infinities and NaN are refused."""
+    """Frozen; unknown fields, infinities, NaN and true or false for a number are refused."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool(cls, value: Any, info: Any) -> Any:
+        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
+            raise PydanticCustomError("bool", "true or false is not a value of this field")
+        return value
 
 
 class TaskConfig(Section):
@@ -58,9 +71,6 @@ class TaskConfig(Section):
     held_out: int = knob(1000, "words never trained on", "words", "1 or more", ge=1)
     instruction: str = knob(
         "", "text put before the task, e.g. the answer format for a real model", "text", "any text"
-    )
-    thinking: bool = knob(
-        False, "let the model think before it answers (Qwen3's chat template)", "-", "true, false"
     )
 
     @model_validator(mode="after")
@@ -76,9 +86,9 @@ class TaskConfig(Section):
 class WarmstartConfig(Section):
     """How the tiny model is taught before reinforcement learning; the cache is keyed by this."""
 
-    seed: int = knob(0, "seed of weights and demonstrations", "-", "0 or more", ge=0)
-    steps: int = knob(420, "supervised updates", "updates", "1 or more", ge=1)
-    batch: int = knob(32, "demonstrations per update", "sequences", "1 or more", ge=1)
+    seed: int = knob(0, "seed of weights and demonstrations", "-", "0 to 2⁶³ − 1", **SEEDS)
+    steps: int = knob(420, "supervised updates", "updates", "1 to 65536", **COUNT)
+    batch: int = knob(32, "demonstrations per update", "sequences", "1 to 65536", **COUNT)
     lr: float = knob(3e-3, "peak learning rate", "per update", "above 0", gt=0)
     always_right: int = knob(4, "words up to here are shown right", "letters", "0 or more", ge=0)
     right_share: float = knob(
@@ -92,24 +102,25 @@ class WarmstartConfig(Section):
 class Config(Section):
     """Everything one training run depends on."""
 
-    # what is trained, on what, and where it goes
+    # what is trained, on what, and where it goes; ~ is the home folder
     model: str = knob(
         "tiny", "policy to start from", "-", "tiny, a folder, or a Hugging Face name", min_length=1
     )
     output_dir: str = knob(
         "runs/grpo_tiny", "folder for log, checkpoints and final model", "-", "a path", min_length=1
     )
-    seed: int = knob(0, "seed of prompts and sampling", "-", "0 or more", ge=0)
+    seed: int = knob(0, "seed of prompts and sampling", "-", "0 to 2⁶³ − 1", **SEEDS)
     task: TaskConfig = TaskConfig()
     warmstart: WarmstartConfig = WarmstartConfig()
 
     # the algorithm: a row of policy_gradients.ALGORITHMS
     algorithm: str = knob("grpo", "row of the table of algorithms", "-", ", ".join(TRAINABLE))
+    # (below 1e-4 rounding alone would clip: it moves the ratio of a fresh sample by about 1e-6)
     eps_low: float | None = knob(
-        None, "clip distance below a ratio of 1; empty: the row's", "-", "0 or more", ge=0
+        None, "clip distance below a ratio of 1; empty: the row's", "-", "1e-4 or more", ge=1e-4
     )
     eps_high: float | None = knob(
-        None, "clip distance above a ratio of 1; empty: the row's", "-", "0 or more", ge=0
+        None, "clip distance above a ratio of 1; empty: the row's", "-", "1e-4 or more", ge=1e-4
     )
     kl_coef: float = knob(0.0, "weight of the KL to the starting model", "per nat", "≥ 0", ge=0)
     reward_correctness: float = knob(
@@ -120,15 +131,17 @@ class Config(Section):
     )
 
     # one step
-    prompts: int = knob(16, "prompts per step (P)", "prompts", "1 or more", ge=1)
-    group: int = knob(8, "responses per prompt (G)", "responses", "1 or more", ge=1)
+    prompts: int = knob(16, "prompts per step (P)", "prompts", "1 to 65536", **COUNT)
+    group: int = knob(8, "responses per prompt (G)", "responses", "1 to 65536", **COUNT)
     micro_batch: int = knob(
         16, "prompts whose groups are in memory at once", "prompts", "a divisor of prompts", ge=1
     )
-    epochs: int = knob(1, "optimiser updates per batch of samples", "updates", "1 or more", ge=1)
-    max_new_tokens: int = knob(12, "longest response", "tokens", "1 or more", ge=1)
+    epochs: int = knob(
+        1, "optimiser updates per batch of samples", "updates", "1 to 65536", **COUNT
+    )
+    max_new_tokens: int = knob(12, "longest response", "tokens", "1 to 65536", **COUNT)
     temperature: float = knob(
-        1.0, "softmax temperature of sampling and of scoring alike", "-", "above 0", gt=0
+        1.0, "softmax temperature of sampling and scoring alike", "-", "0.001 or more", ge=1e-3
     )
     resample_limit: int = knob(
         4, "most sampling rounds per step under dynamic sampling", "rounds", "1 or more", ge=1
@@ -156,7 +169,9 @@ class Config(Section):
         "-",
         "float32, bfloat16",
     )
-    threads: int = knob(1, "CPU threads; 1 is fastest for the tiny model", "-", "≥ 1", ge=1)
+    threads: int = knob(
+        1, "CPU threads; 1 is fastest for the tiny model", "-", "1 to 1024", ge=1, le=1024
+    )
     shared_prefix: bool = knob(
         True, "run each prompt once for its whole group when training", "-", "true, false"
     )
@@ -187,6 +202,11 @@ class Config(Section):
         placement = "loss" if self.kl_coef > 0 and row.kl == "none" else row.kl
         return replace(row, knobs={**row.knobs, **given}, kl=placement, kl_coefficient=self.kl_coef)
 
+    @field_validator("model", "output_dir", mode="after")
+    @classmethod
+    def _home(cls, path: str) -> str:
+        return os.path.expanduser(path)
+
     @model_validator(mode="after")
     def _possible(self) -> "Config":
         require(
@@ -209,6 +229,12 @@ class Config(Section):
             f"micro_batch = {self.micro_batch}: must divide prompts = {self.prompts}; choose one "
             f"of {[n for n in range(1, self.prompts + 1) if self.prompts % n == 0]}",
         )
+        shortest = self.task.min_letters + 3  # two tags and the end token
+        require(
+            self.model != "tiny" or self.max_new_tokens >= shortest,
+            f"max_new_tokens = {self.max_new_tokens}: no answer fits; the tiny model needs "
+            f"{shortest} tokens for {self.task.min_letters} letters, two tags and the end",
+        )
         require(
             not (self.gradient_checkpointing and self.shared_prefix),
             "gradient_checkpointing = true: a shared prefix lives in the attention cache, which "
@@ -222,34 +248,60 @@ class Config(Section):
         return self
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML whose fields are names, each given once (YAML itself lets the last one win)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+        names = [self.construct_object(key) for key, _ in node.value]
+        for name in names:
+            require(isinstance(name, str), f"{name!r} is not the name of a field")
+            require(names.count(name) == 1, f"{name}: given twice")
+        return super().construct_mapping(node, deep)
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{where}{place}: not valid YAML: {problem}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file, apply `key=value` overrides (dots reach into sections), validate.
 
-    Raises ConfigError: no such file, not a mapping, an override without `=`, an unknown field, a
-    value out of range, or fields that contradict each other.
+    Raises ConfigError: no such file, not a mapping, a field given twice, an override without `=`,
+    an unknown field, a value out of range, or fields that contradict each other.
     """
     path = Path(path)
     shipped = ", ".join(str(p) for p in sorted(CONFIGS.glob("*.yaml")))
     require(path.is_file(), f"no configuration file at {path}; the trainer ships {shipped}")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+        values = _parse(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error}") from None
     values = {} if values is None else values
-    require(
-        isinstance(values, dict), f"{path} must hold `field: value` lines, not a {type(values)}"
-    )
+    kind = type(values).__name__
+    require(isinstance(values, dict), f"{path} must hold `field: value` lines, not a {kind}")
     for override in overrides:
         name, found, text = override.partition("=")
-        require(found == "=", f"--set {override}: expected key=value, e.g. --set lr=1e-3")
-        *sections, last = name.strip().split(".")
+        name, where = name.strip(), f"--set {override}"
+        require(found == "=" and name != "", f"{where}: expected key=value, e.g. --set lr=1e-3")
+        *sections, last = name.split(".")
         target = values
         for section in sections:
             inner = target.get(section) or {}
-            require(isinstance(inner, dict), f"--set {override}: {section} has no fields inside")
+            require(isinstance(inner, dict), f"{where}: {section} has no fields inside")
             target[section] = target = dict(inner)
-        target[last] = yaml.safe_load(text) if text.strip() else None
-    return build(values)
+        target[last] = _parse(text, where)
+    try:
+        return build(values)
+    except ConfigError as error:
+        raise ConfigError(f"{error}\n(read from {path}{' and --set' * bool(overrides)})") from None
 
 
 def build(values: dict[str, Any]) -> Config:
@@ -292,10 +344,14 @@ def _explain(error: dict[str, Any]) -> str:
     if name not in section.model_fields:
         return f"{full_name}: unknown field; {_closest(name, section.model_fields)}"
     field = section.model_fields[name]
-    extra = field.json_schema_extra or {"unit": "-", "allowed": "a section with fields of its own"}
+    given = f"{full_name} = {error['input']!r}"
+    if isinstance(field.default, Section):
+        inside = ", ".join(type(field.default).model_fields)
+        return f"{given}: this is a section; set its fields, as {full_name}.NAME ({inside})"
+    extra = field.json_schema_extra
     return (
-        f"{full_name} = {error['input']!r}: {error['msg'].lower()}; allowed: {extra['allowed']} "
-        f"[{extra['unit']}], default {field.default!s}. It is the {field.description or 'section'}."
+        f"{given}: {error['msg'].lower()}; allowed: {extra['allowed']} [{extra['unit']}], "
+        f"default {field.default!s}. Meaning: {field.description}."
     )
 
 

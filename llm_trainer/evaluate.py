@@ -1,4 +1,4 @@
-"""Held-out accuracy by generating: greedy answers, equal to the expected string or not.
+"""Held-out accuracy by generating: greedy responses, equal to the expected text or not.
 
 Accuracy measured on teacher-forced tokens says nothing after reinforcement learning: the model
 is then judged on prefixes it would never write.
@@ -29,7 +29,7 @@ def evaluate(
     answers, exact, credit = [], defaultdict(list), 0.0
     for start in range(0, len(words), batch):
         entries = [task.entry(word) for word in words[start : start + batch]]
-        ids = [policy.prompt(task.question(e), thinking=task.config.thinking) for e in entries]
+        ids = [policy.prompt(task.question(e)) for e in entries]
         responses = sample(
             policy,
             pad_prompts(ids, policy),
@@ -40,7 +40,7 @@ def evaluate(
         )
         for entry, tokens in zip(entries, responses.tokens.tolist(), strict=True):
             text, word = policy.text(tokens), entry["metadata"]["word"]
-            rewards = task.score(text, entry)
+            rewards = task.score(text, entry, ended=policy.end_id in tokens)
             answers.append((word, text, rewards.exact == 1))
             exact[len(word)].append(rewards.exact)
             credit += rewards.correctness

@@ -8,10 +8,31 @@ import os
 import shutil
 import sys
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from safetensors import SafetensorError
+
+from llm_trainer.config import RunError
+
 LOG = "metrics.jsonl"
+
+
+@contextmanager
+def writing(path: Path):
+    """Say which file could not be written. torch and safetensors report a full disk their own way.
+
+    Raises RunError.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RunError(
+            f"{path} could not be written ({reason}); is the disk full? The last checkpoint and "
+            "every older file are intact: make room and go on with --resume"
+        ) from None
 
 
 class Log:
@@ -19,24 +40,28 @@ class Log:
 
     def __init__(self, folder: Path, *, size: int = 0):
         self.path = folder / LOG
-        self.file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115  (closed by close)
-        self.file.truncate(size)
-        self.file.seek(0)
+        with writing(self.path):
+            self.file = open(self.path, "a+", encoding="utf-8")  # noqa: SIM115  (see close)
+            self.file.truncate(size)
+            self.file.seek(0)
         self.history: list[dict[str, Any]] = [json.loads(line) for line in self.file]
 
     def write(self, metrics: dict[str, Any]) -> None:
+        with writing(self.path):
+            self.file.write(json.dumps(metrics) + "\n")
+            self.file.flush()
         self.history.append(metrics)
-        self.file.write(json.dumps(metrics) + "\n")
-        self.file.flush()
 
     def sync(self) -> int:
         """Everything is on disk; returns the size in bytes."""
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        with writing(self.path):
+            self.file.flush()
+            os.fsync(self.file.fileno())
         return self.file.tell()
 
     def close(self) -> None:
-        self.file.close()
+        with suppress(OSError):  # what could not be written has been reported
+            self.file.close()
 
 
 class Console:

@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -36,12 +37,15 @@ class Policy:
     device: torch.device
     dtype: torch.dtype  # arithmetic of the forward pass
 
-    def prompt(self, question: str, *, thinking: bool = False) -> list[int]:
-        """Token ids of a conversation with one user turn, up to where the answer begins."""
+    def prompt(self, question: str) -> list[int]:
+        """Token ids of a conversation with one user turn, up to where the answer begins.
+
+        Qwen3 is asked not to think first: the answer has to be the whole response.
+        """
         text = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": question}],
             add_generation_prompt=True,
-            enable_thinking=thinking,
+            enable_thinking=False,
             tokenize=False,
         )
         # The template has written every marker already: adding them again would double the first.
@@ -106,7 +110,7 @@ def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
     Raises ConfigError if the folder or name cannot be loaded, has no chat template or no end
     token, or if the device is missing.
     """
-    source = str(Path(folder or config.model).expanduser())
+    source = str(folder or config.model)
     device = pick_device(config.device)
     if device.type == "cpu":
         torch.set_num_threads(config.threads)
@@ -121,20 +125,25 @@ def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
         local = {"local_files_only": is_folder or not hub_is_reachable()}
         tokenizer = AutoTokenizer.from_pretrained(source, **local)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **local)
-    except (OSError, ValueError) as error:
-        what = (
-            "this folder holds no loadable model"
-            if is_folder
-            else "no such folder, and no model of this name in the cache or on the hub"
-        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"model = {source!r}: {what} ({reason})") from None
+        raise ConfigError(
+            f"model = {source!r}: this folder holds no loadable model ({reason})"
+            if is_folder
+            else f"model = {source!r}: no such folder, and no model of this name in the cache of "
+            "Hugging Face models or on the hub"
+        ) from None
     require(
         tokenizer.eos_token_id is not None, f"model = {source!r}: its tokenizer has no end token"
     )
     require(
         tokenizer.chat_template is not None,
         f"model = {source!r}: its tokenizer has no chat template; use an instruction-tuned model",
+    )
+    rows = model.get_input_embeddings().num_embeddings
+    require(
+        len(tokenizer) <= rows,
+        f"model = {source!r}: its tokenizer has {len(tokenizer)} tokens, the network only {rows}",
     )
     end_id = tokenizer.eos_token_id
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end_id
@@ -144,7 +153,12 @@ def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
         (enable or model.gradient_checkpointing_enable)()
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     # eval() switches dropout off: with it the ratio would differ from 1 at unchanged weights.
-    return Policy(model.to(device).eval(), tokenizer, end_id, pad_id, device, dtype)
+    policy = Policy(model.to(device).eval(), tokenizer, end_id, pad_id, device, dtype)
+    try:
+        policy.prompt("test")
+    except Exception as error:  # a template is a program of the model's own
+        raise ConfigError(f"model = {source!r}: its chat template fails: {error}") from None
+    return policy
 
 
 def pick_device(name: str) -> torch.device:

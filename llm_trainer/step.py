@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from llm_trainer.batch import StepBatch
-from llm_trainer.config import Config, RunError
+from llm_trainer.config import Config, ConfigError, RunError
 from llm_trainer.models import Policy
 from llm_trainer.rollout import Prompts
 from policy_gradients.algorithms import Algorithm, Batch
@@ -35,7 +35,8 @@ BOUNDS = {
 }
 
 
-Piece = tuple[StepBatch, Tensor, Tensor]  # a micro-batch, its log-probabilities, their gradient
+# a micro-batch, its log-probabilities, and the gradient of the loss without KL to them
+Piece = tuple[StepBatch, Tensor, Tensor]
 
 
 class InvariantError(RunError):
@@ -43,34 +44,54 @@ class InvariantError(RunError):
 
 
 class NonFiniteError(RunError):
-    """The loss or its gradient is NaN or infinite; no weight has been changed by it."""
+    """The loss or its gradient is NaN or infinite; the update was not made."""
 
 
-def own_loss(function: Callable, row: Algorithm, config: Config) -> Callable[[Batch], Tensor]:
+def loss_name(function: Callable | None, algorithm: str) -> str:
+    """What a run records as its loss, and compares when it is resumed: a name, not the code."""
+    if function is None:
+        return f"{algorithm} (the row's)"
+    return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def own_loss(function: Callable, row: Algorithm) -> Callable[[Batch], Tensor]:
     """A learner's loss with the signature of `grpo_loss`, called as a row's loss is.
 
     It gets eps_low, eps_high and sequences by keyword, and tokens and length if it takes them.
+    Raises ConfigError if it cannot be called so.
     """
-    names = inspect.signature(function).parameters
-    any_name = any(p.kind is p.VAR_KEYWORD for p in names.values())
+    name = loss_name(function, row.name)
+    fields = ("logp", "logp_old", "advantages", "mask")
+    knobs = {knob: row.knobs.get(knob, 0.2) for knob in ("eps_low", "eps_high")}
+    counts = ("sequences", "tokens", "length")
+    try:
+        signature = inspect.signature(function)
+        parameters = signature.parameters.values()
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            knobs = {k: v for k, v in knobs.items() if k in signature.parameters}
+            counts = [k for k in counts if k in signature.parameters]
+        signature.bind(*fields, **knobs, **dict.fromkeys(counts))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"loss {name}: it is called with {', '.join(fields)} and by keyword eps_low, eps_high, "
+            f"sequences, tokens, length as far as it takes them, but: {error}"
+        ) from None
 
     def loss(batch: Batch) -> Tensor:
-        knobs = {
-            "eps_low": row.knobs.get("eps_low", 0.2),
-            "eps_high": row.knobs.get("eps_high", 0.2),
-            "sequences": batch.sequences,
-            "tokens": batch.tokens,
-            "length": batch.length,
-        }
-        taken = {name: value for name, value in knobs.items() if any_name or name in names}
         mask = batch.mask.to(batch.logp.dtype)  # so that 1 - mask and mask.mean() work
-        value = function(batch.logp, batch.logp_old, batch.advantages, mask, **taken)
+        given = {count: getattr(batch, count) for count in counts}
+        value = function(batch.logp, batch.logp_old, batch.advantages, mask, **knobs, **given)
         if not isinstance(value, Tensor) or value.numel() != 1:
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise RunError(f"{function.__name__} must return a scalar tensor, got {shape}")
-        return value
+            raise RunError(f"loss {name}: it must return a scalar tensor, got {shape}")
+        return value.squeeze()
 
     return loss
+
+
+def no_surrogate(logp: Tensor) -> Tensor:
+    """What is left of a row when only its KL is wanted."""
+    return torch.zeros_like(logp)
 
 
 def response_logits(
@@ -110,7 +131,16 @@ class Learner:
     def __init__(self, policy: Policy, config: Config, loss: Callable | None = None):
         self.policy, self.config = policy, config
         self.row = config.row()
-        self.loss = own_loss(loss, self.row, config) if loss else self.row.loss
+        # The loss in two parts, so that a learner's own gets the row's KL, and the clip is read
+        # from a gradient without it.
+        self.policy_loss = (
+            own_loss(loss, self.row)
+            if loss
+            else replace(self.row, kl="none", kl_coefficient=0.0).loss
+        )
+        kl_in_loss = self.row.kl == "loss" and self.row.kl_coefficient > 0
+        only_kl = replace(self.row, surrogate=no_surrogate, knobs={})
+        self.kl_loss = only_kl.loss if kl_in_loss else None
         self.reference = policy.frozen_copy() if self.row.needs_reference else None
         self.optimizer = torch.optim.AdamW(
             policy.model.parameters(),
@@ -186,6 +216,27 @@ class Learner:
             length=self.config.max_new_tokens,
         )
 
+    def backward(self, inputs: Batch, logp: Tensor) -> tuple[float, Tensor]:
+        """Backpropagate loss and KL through `logp`.
+
+        Returns the loss and d(loss without its KL)/d(logp), (batch, time).
+        Raises RunError for a loss without gradient, NonFiniteError.
+        """
+        loss = self.policy_loss(inputs)
+        connected = loss.requires_grad
+        gradient = torch.autograd.grad(loss, logp, allow_unused=True)[0] if connected else None
+        if gradient is None:
+            raise RunError("the loss has no gradient: compute it from logp, and do not detach it")
+        whole = gradient
+        if self.kl_loss is not None:
+            kl = self.kl_loss(inputs)
+            loss, whole = loss + kl, gradient + torch.autograd.grad(kl, logp)[0]
+        if not torch.isfinite(loss):
+            raise NonFiniteError(f"the loss is {loss.item()}")
+        if logp.grad_fn is not None:  # a leaf stands for log-probabilities in check_split
+            logp.backward(whole)
+        return loss.item(), gradient
+
     # ------------------------------------------------------------ the update
 
     def update(self, batch: StepBatch, *, fresh: bool) -> dict[str, float]:
@@ -199,13 +250,9 @@ class Learner:
         self.policy.model.train(self.config.gradient_checkpointing)
         for piece in batch.micro_batches(self.config.micro_batch):
             logp = self.log_probs(self.policy, piece)
-            logp.retain_grad()
-            loss = self.loss(self.loss_inputs(piece, logp))
-            if not torch.isfinite(loss):
-                raise NonFiniteError(f"the loss is {loss.item()}")
-            loss.backward()
-            total += loss.item()
-            pieces.append((piece, logp.detach(), logp.grad))
+            loss, gradient = self.backward(self.loss_inputs(piece, logp), logp)
+            total += loss
+            pieces.append((piece, logp.detach(), gradient))
         self.policy.model.eval()
         parameters = self.policy.model.parameters()
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
@@ -287,8 +334,7 @@ class Learner:
             parts = []
             for piece in pieces:
                 logp = piece.logp_old.clone().requires_grad_()
-                self.loss(self.loss_inputs(piece, logp)).backward()
-                parts.append(logp.grad[piece.mask])
+                parts.append(self.backward(self.loss_inputs(piece, logp), logp)[1][piece.mask])
             return torch.cat(parts)
 
         whole, split = gradient([batch]), gradient(batch.micro_batches(1))
@@ -311,9 +357,9 @@ def hold(condition: bool, name: str, what: str) -> None:
 def token_metrics(pieces: list[Piece]) -> dict[str, float]:
     """Numbers over all response tokens that were computed.
 
-    clip/high and clip/low are shares of tokens whose gradient the loss has switched off, with a
-    positive and a negative advantage. Read from the gradient itself, they mean the same for every
-    algorithm. 0 at the first update of a batch is right.
+    clip/high and clip/low are shares of tokens whose gradient the loss (its KL apart) has switched
+    off, with a positive and a negative advantage. Rows without a clip have none, and neither has
+    CISPO: it bounds a weight and switches nothing off. 0 at the first update of a batch is right.
     """
 
     def flat(pick) -> Tensor:  # (tokens,)

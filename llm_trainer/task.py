@@ -27,8 +27,8 @@ class Rewards:
     """What one response earned. Each part is between 0 and 1."""
 
     correctness: float  # reasoning-gym's partial credit, capped for over-long answers
-    format: float  # 1 if the whole response is one answer tag and nothing else
-    exact: float  # 1 if the answer equals the expected string; this is what we evaluate
+    format: float  # 1 if the whole response is one answer tag and its end token
+    exact: float  # 1 if the whole response is the expected text and its end token: what we evaluate
 
 
 class Spelling:
@@ -57,11 +57,11 @@ class Spelling:
     def training_words(self, seed: int) -> "WordStream":
         return WordStream(self.train, seed)
 
-    def score(self, response: str, entry: dict) -> Rewards:
-        """Score one decoded response (without its end token).
+    def score(self, response: str, entry: dict, *, ended: bool = True) -> Rewards:
+        """Score one response: its text before the end token, and whether the end token came.
 
-        extract_answer takes the last answer tag and ignores text around it, so the format part
-        has to match the whole response itself. A response without a tag earns nothing.
+        extract_answer takes the last answer tag, strips it and ignores the text around it, so
+        format and exact compare the whole response. Without a tag correctness is 0.
         """
         answer = extract_answer(response)
         expected = entry["answer"]
@@ -70,8 +70,8 @@ class Spelling:
             correctness = min(correctness, OVERLONG_CAP)
         return Rewards(
             correctness=correctness,
-            format=float(WHOLE_RESPONSE.fullmatch(response) is not None),
-            exact=float(answer == expected),
+            format=float(ended and WHOLE_RESPONSE.fullmatch(response) is not None),
+            exact=float(ended and response == f"<answer>{expected}</answer>"),
         )
 
 

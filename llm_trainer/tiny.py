@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 
 from llm_trainer.config import ConfigError, TaskConfig, WarmstartConfig
 from llm_trainer.evaluate import evaluate
+from llm_trainer.log import writing
 from llm_trainer.models import Policy
 from llm_trainer.task import Spelling
 
@@ -97,7 +98,7 @@ def build_model(tokenizer, *, seed: int) -> Qwen3ForCausalLM:
 # ---------------------------------------------------------------- the warm start
 
 EXTRA_ROUNDS, EXTRA_UPDATES = 5, 60  # while held-out short words are not right often enough
-RECIPE = 1  # raise it when code below changes what the same configuration produces
+RECIPE = 2  # raise it when code below changes what the same configuration produces
 
 
 def warm_start(
@@ -111,20 +112,37 @@ def warm_start(
     key = json.dumps([RECIPE, task.model_dump(), config.model_dump()], sort_keys=True)
     root = cache or cache_folder()
     folder = root / f"tiny-qwen-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    if (folder / "config.json").exists():
+    if is_whole(folder):
         return folder
     transformers_logging.disable_progress_bar()
     policy, report = train_warm_start(task, config, quiet=quiet)
     building = Path(tempfile.mkdtemp(prefix="building-", dir=root))
     try:
-        policy.model.save_pretrained(building)
-        policy.tokenizer.save_pretrained(building)
-        (building / "warmstart.json").write_text(json.dumps({**report, "key": json.loads(key)}))
-        if not (folder / "config.json").exists():  # another process may have been faster
+        with writing(building):
+            policy.model.save_pretrained(building)
+            policy.tokenizer.save_pretrained(building)
+            report |= {"key": json.loads(key), "files": digests(building)}
+            (building / "warmstart.json").write_text(json.dumps(report))
+        if not is_whole(folder):  # another process may have been faster
+            shutil.rmtree(folder, ignore_errors=True)  # damaged: this cache is ours
             os.replace(building, folder)  # whole or not at all
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return folder
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """sha256 of each file, by name; 1.6 MB in all."""
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a cached warm start has the files it was saved with, byte by byte."""
+    try:
+        files = json.loads((folder / "warmstart.json").read_text())["files"]
+        return files == {k: v for k, v in digests(folder).items() if k != "warmstart.json"}
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def cache_folder() -> Path:
@@ -202,7 +220,7 @@ def supervised_loss(
     rows = []
     for word in words:
         entry = task.entry(word)
-        prompt = policy.prompt(task.question(entry), thinking=task.config.thinking)
+        prompt = policy.prompt(task.question(entry))
         answer = demonstration(word, rng, config)
         response = policy.tokenizer(f"<answer>{answer}</answer>{END}")["input_ids"]
         rows.append((prompt + response, len(prompt)))

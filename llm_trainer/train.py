@@ -21,16 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from llm_trainer.batch import StepBatch, join
 from llm_trainer.checkpoint import (
-    RUN,
     STATE,
     check_folder,
+    check_unseen,
     load_state,
-    run_files,
     save_model,
+    start_folder,
     write_atomically,
 )
 from llm_trainer.config import Config, RunError
@@ -38,13 +37,14 @@ from llm_trainer.evaluate import evaluate
 from llm_trainer.log import Console, Log
 from llm_trainer.models import Policy, load_policy
 from llm_trainer.rollout import pad_prompts, sample
-from llm_trainer.step import Learner, NonFiniteError
+from llm_trainer.step import Learner, NonFiniteError, loss_name
 from llm_trainer.task import Spelling, WordStream
 from llm_trainer.tiny import warm_start
 from policy_gradients.diagnostics import sampled_entropy, zero_contrast_share
 from policy_gradients.filters import dapo_filter
 
 NO_SIGNAL_LIMIT = 20  # steps in a row without anything to learn from
+MANY_CUT = 0.9  # share of answers without an end token, above which length is what is wrong
 
 
 class NoSignalError(RunError):
@@ -82,7 +82,10 @@ def train(
     Raises ConfigError (before anything is written), InvariantError, NonFiniteError, NoSignalError.
     """
     folder = check_folder(config, resume=resume, overwrite=overwrite)
+    name = loss_name(loss, config.algorithm)
+    state = load_state(folder, name) if resume else None
     task = Spelling(config.task)
+    check_unseen(config.model, task)
     policy = load_policy(config, starting_model(config, quiet=quiet))
     learner = Learner(policy, config, loss)
     stream = WordStream(task.train, config.seed)
@@ -90,12 +93,7 @@ def train(
     words = task.held_out[: config.eval_words]
 
     # Everything that could be refused has been; from here on files change.
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in run_files(folder) if overwrite else []:
-        path.unlink()
-    settings = yaml.safe_dump(config.model_dump(), sort_keys=False)
-    write_atomically(folder / RUN, lambda path: path.write_text(settings, encoding="utf-8"))
-    state = load_state(folder) if resume else None
+    start_folder(folder, config, overwrite=overwrite)
     done = {"step": 0, "idle": 0, "cpu_seconds": 0.0, "log_bytes": 0}  # what the loop counts
     if state:
         policy.model.load_state_dict(state["model"])
@@ -104,8 +102,10 @@ def train(
         generator.set_state(state["generator"])
         done = state["done"]
     log = Log(folder, size=done["log_bytes"])
-    title = f"{config.algorithm if loss is None else loss.__name__} on {config.model}:"
+    title = f"{name if loss else config.algorithm} on {config.model}:"
     console = Console(title, config.steps, done["step"], quiet=quiet)
+    if resume and state is None:
+        console.say("no checkpoint yet: this run starts at step 0")
     cpu_offset = done["cpu_seconds"] - time.process_time()
 
     def held_out() -> dict[str, float]:
@@ -115,6 +115,7 @@ def train(
     def save() -> None:
         done["cpu_seconds"], done["log_bytes"] = cpu_offset + time.process_time(), log.sync()
         values = {
+            "loss": name,
             "model": policy.model.state_dict(),
             "optimizer": learner.optimizer.state_dict(),
             "updates": learner.updates,
@@ -155,13 +156,14 @@ def train(
         finished = done["step"] >= config.steps
         if finished:
             save_model(policy, folder)
+            console.say(verdict(log.history))
             console.say(f"model, tokenizer, log and checkpoint are in {folder}")
         else:
             console.say(f"stopped after step {done['step']}; go on with --resume")
     except NonFiniteError as error:
         raise NonFiniteError(
-            f"step {done['step'] + 1}: {error}. No weight was changed; the last good state is in "
-            f"{folder / STATE}. Try a smaller lr or max_grad_norm"
+            f"step {done['step'] + 1}: {error}. This update was not made; the last good state is "
+            f"in {folder / STATE}. Try a smaller lr or max_grad_norm"
         ) from None
     finally:
         log.close()
@@ -171,11 +173,31 @@ def train(
 def check_signal(idle: int, metrics: dict[str, Any]) -> None:
     """A few steps without contrast are normal near the end; many at low accuracy are not."""
     if idle >= NO_SIGNAL_LIMIT and metrics["reward/exact"] < 0.5:
+        cut = metrics["length/truncated"]
         raise NoSignalError(
             f"step {metrics['step']}: no group of the last {idle} steps can teach anything; their "
-            f"rewards are all alike (mean {metrics['reward/mean']:.3g}). Use easier words, a "
-            "better starting model, a larger group or a higher temperature"
+            f"rewards are all alike (mean {metrics['reward/mean']:.3g}). "
+            + (
+                f"{cut:.0%} of the answers were cut: raise max_new_tokens, or lower lr if they "
+                "used to end"
+                if cut > MANY_CUT
+                else "Use easier words, a better starting model, a larger group or a higher "
+                "temperature"
+            )
         )
+
+
+def verdict(history: list[dict[str, Any]]) -> str:
+    """What a finished run should not hide: it got worse, or its answers no longer end."""
+    exact = [line["eval/exact"] for line in history if "eval/exact" in line]
+    cut = history[-1].get("length/truncated", 0.0)
+    if exact[-1] < exact[0]:
+        return (
+            f"warning: held-out exact fell from {exact[0]:.1%} to {exact[-1]:.1%}; try a smaller lr"
+        )
+    if cut > MANY_CUT:
+        return f"warning: {cut:.0%} of the answers are cut at max_new_tokens; raise it, or lower lr"
+    return f"held-out exact rose from {exact[0]:.1%} to {exact[-1]:.1%}"
 
 
 def collect(
@@ -215,9 +237,7 @@ def sample_and_score(
 ) -> tuple[StepBatch, dict[str, float], str]:
     """`group` responses to each word's prompt, scored; what they say as numbers; one as text."""
     entries = [task.entry(word) for word in words]
-    prompts = pad_prompts(
-        [policy.prompt(task.question(e), thinking=config.task.thinking) for e in entries], policy
-    )
+    prompts = pad_prompts([policy.prompt(task.question(e)) for e in entries], policy)
     responses = sample(
         policy,
         prompts,
@@ -227,7 +247,11 @@ def sample_and_score(
         generator=generator,
     )
     texts = [policy.text(row) for row in responses.tokens.tolist()]
-    parts = [task.score(text, entries[i // config.group]) for i, text in enumerate(texts)]
+    ended = (responses.tokens == policy.end_id).any(1)
+    parts = [
+        task.score(text, entries[i // config.group], ended=end)
+        for i, (text, end) in enumerate(zip(texts, ended.tolist(), strict=True))
+    ]
 
     def grouped(values: list[float]) -> torch.Tensor:  # (prompts, group)
         return torch.tensor(values, device=policy.device).view(len(words), config.group)
@@ -236,7 +260,6 @@ def sample_and_score(
     formatted = grouped([p.format for p in parts])
     exact = grouped([p.exact for p in parts])
     rewards = config.reward_correctness * correctness + config.reward_format * formatted
-    ended = (responses.tokens == policy.end_id).any(1)
     metrics = {
         "reward/mean": rewards.mean().item(),
         "reward/correctness": correctness.mean().item(),

@@ -25,7 +25,7 @@ def run(*arguments, cwd=None):
     ("change", "says"),
     [
         ("lr=-1", ["lr = -1", "above 0", "default 0.0005"]),
-        ("temperature=0", ["temperature = 0", "above 0"]),
+        ("temperature=0", ["temperature = 0", "0.001 or more"]),
         ("group=1", ["group = 1", "grpo", "2 or more"]),
         ("micro_batch=5", ["micro_batch = 5", "prompts = 16", "[1, 2, 4, 8, 16]"]),
         ("algorithm=grop", ["algorithm = 'grop'", "did you mean 'grpo'", "rloo", "dapo"]),

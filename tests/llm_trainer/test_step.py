@@ -37,7 +37,7 @@ def gradient(learner, batch):
     learner.optimizer.zero_grad()
     for piece in batch.micro_batches(learner.config.micro_batch):
         logp = learner.log_probs(learner.policy, piece)
-        learner.loss(learner.loss_inputs(piece, logp)).backward()
+        learner.backward(learner.loss_inputs(piece, logp), logp)
     return torch.cat([p.grad.flatten() for p in learner.policy.model.parameters()])
 
 
@@ -225,7 +225,9 @@ def test_a_loss_per_token_is_refused_with_its_shape(make_learner, spelling):
         return -logp * advantages
 
     learner = make_learner(per_token)
-    with pytest.raises(RunError, match=r"per_token must return a scalar tensor, got \(16, \d+\)"):
+    with pytest.raises(
+        RunError, match=r"per_token: it must return a scalar tensor, got \(16, \d+\)"
+    ):
         learner.update(learner.prepare(samples(learner, spelling)), fresh=True)
 
 

@@ -97,8 +97,31 @@ def test_the_format_part_matches_the_whole_response(spelling):
     for text in ("x<answer>nus</answer>", "<answer>nus</answer>x", "<answer>a</answer>" * 2, "nus"):
         assert spelling.score(text, entry).format == 0
     # extract_answer takes the last tag and ignores junk, so correctness alone cannot see it.
-    assert spelling.score("<answer>zzz</answer>junk<answer>nus</answer>", entry).exact == 1
+    assert spelling.score("<answer>zzz</answer>junk<answer>nus</answer>", entry).correctness == 1
     assert spelling.score("nus", entry).correctness == 0
+
+
+@pytest.mark.parametrize(
+    ("response", "ended", "exact"),
+    [
+        ("<answer>nus</answer>", True, 1),
+        ("<answer>nus</answer>", False, 0),  # cut at the token limit
+        ("<answer>nus</answer></answer>", True, 0),
+        ("<answer>nus</answer>nus", True, 0),
+        ("x<answer>nus</answer>", True, 0),
+        ("<answer>x</answer><answer>nus</answer>", True, 0),
+        ("<answer> nus</answer>", True, 0),  # extract_answer strips: full score, not exact
+        ("<answer>nus\n</answer>", True, 0),
+        ("<answer>Nus</answer>", True, 0),
+        ("nus", True, 0),
+    ],
+)
+def test_exact_is_equality_of_the_whole_response(spelling, response, ended, exact):
+    rewards = spelling.score(response, spelling.entry("sun"), ended=ended)
+    assert rewards.exact == exact
+    assert rewards.format <= ended
+    if response != "nus":
+        assert rewards.correctness == 1.0
 
 
 def test_the_stream_visits_every_word_once_an_epoch_and_goes_on_from_its_position():
