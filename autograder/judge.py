@@ -324,7 +324,11 @@ def argument_names(question: Question) -> list[str]:
 
 def redact(text: str) -> str:
     """Without decimal and long numbers: an exception's text could carry the inputs."""
-    return re.sub(r"-?\d*\.\d+(e[-+]?\d+)?|\d{4,}|0x[0-9a-f]+", "…", text)[:300]
+    kept = re.sub(r"-?\d*\.\d+(e[-+]?\d+)?|\b(?=\w*\d)\w{8,}\b|\d{4,}", "…", text)
+    if len(re.findall(r"\d+|…", kept)) > 9:  # no message of torch's about shapes has so many
+        line = re.search(r" \(line \d+\)$", kept)
+        return f"{kept.partition(':')[0]}, a message full of numbers{line[0] if line else ''}"
+    return kept[:300]
 
 
 def _a(kind: str) -> str:

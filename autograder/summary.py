@@ -14,7 +14,7 @@ def table(rows: list[tuple[str, ...]], header: tuple[str, ...]) -> str:
     """Left-aligned columns under a header; the last column is wrapped to the terminal."""
     rows = [
         (
-            *(textwrap.shorten(printable(c), 40, placeholder="…") for c in row[:-1]),
+            *(_cut(printable(c)) for c in row[:-1]),
             printable(row[-1]),
         )
         for row in rows
@@ -29,6 +29,10 @@ def table(rows: list[tuple[str, ...]], header: tuple[str, ...]) -> str:
         return "  ".join([*cells, f"\n{indent}".join(text)]).rstrip()
 
     return "\n".join([line(header), line(tuple("-" * len(h) for h in header)), *map(line, rows)])
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
 def summary(release, results, output: Path) -> str:

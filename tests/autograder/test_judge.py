@@ -562,3 +562,15 @@ def test_the_table_escapes_what_a_learner_wrote():
     html = as_html(judge("hw1/batch_centered", answer))
     assert "<script" not in html
     assert "&lt;script" in html
+
+
+@pytest.mark.parametrize("form", ["{:d}", "{:x}", "{:e}"])
+def test_a_message_cannot_carry_the_inputs_in_another_form(form):
+    def answer(rewards):
+        numbers = [int(1e6 * x) for x in rewards.flatten().tolist()]
+        raise ValueError(" ".join(form.format(n).replace(".", "p") for n in numbers))
+
+    cause = judge("hw1/batch_centered", answer).cause
+    assert "ValueError" in cause
+    assert "(line" in cause
+    assert not re.search(r"\d\d", cause.partition("(line")[0])
