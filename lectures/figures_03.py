@@ -69,51 +69,54 @@ def promise_and_truth(noiseless, sampled) -> Figure:
 
 
 def clip_against_steps(seen: dict) -> Figure:
-    """Dead share, KL and J against inner steps: ε (0.01, 0.2, "none") → series (steps + 1,)."""
+    """Largest ratio, KL and J against inner steps: ε (0.01, 0.2, "none") → series (steps + 1,)."""
     figure, axes = plt.subplots(1, 3, figsize=(7.6, 3.1))
     looks = {
         0.01: ("ε = .01", {"color": style("second")["color"], "linewidth": 1.3}),
         0.2: ("ε = .2", _line("clipped")),
         "none": ("no clip", _line("unclipped")),
     }
-    names = {"dead": "dead tokens", "KL": "KL(old ‖ new)", "J": "true J"}
+    names = {"largest ρ": "largest ratio", "KL": "KL(old ‖ new)", "J": "true J"}
     for axis, (key, title) in zip(axes, names.items(), strict=True):
         for eps, (label, look) in looks.items():
-            steps = np.arange(1, len(seen[eps][key]))
-            if key == "dead" and eps == "none":
-                continue
-            if key == "dead":
-                dots = {"marker": "o" if eps == 0.2 else ".", "linestyle": "none", "markersize": 4}
-                axis.plot(steps, seen[eps][key][1:], **(look | dots))
-            else:
-                axis.plot(steps, seen[eps][key][1:], **look, label=label)
+            axis.plot(np.arange(1, len(seen[eps][key])), seen[eps][key][1:], **look, label=label)
         axis.set(title=title, xlabel="inner steps", xscale="log")
         axis.set_xticks((1, 4, 16, 64), ("1", "4", "16", "64"))
         axis.minorticks_off()
-    axes[0].set(ylabel="share of tokens", ylim=(-0.02, 0.6))
+    axes[0].axhline(1.2, color=INK, linewidth=1, linestyle=(0, (5, 3)))
+    axes[0].text(1, 1.21, "1 + ε = 1.2", fontsize=8.5, va="bottom")
+    axes[0].set(ylabel="ρ", ylim=(0.97, 1.7))
+    axes[0].legend(loc="upper left", fontsize=8.5)
     axes[1].set(ylabel="nats per answer", yscale="log")
     axes[2].set(ylabel="points")
-    axes[2].legend(loc="upper left", fontsize=8.5)
     return figure
 
 
-def what_clipping_buys(inner: tuple[int, ...], ends: dict) -> Figure:
-    """Final J and share of stuck runs against inner steps: name → (len(inner), runs) points."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3.2))
-    for shift, (name, J) in zip((-0.06, 0, 0.06), ends.items(), strict=True):
+def what_clipping_buys(inner: tuple[int, ...], paths: dict) -> Figure:
+    """J early and at the end, and the share of stuck runs, against inner steps.
+
+    paths : name → (len(inner), batches + 1, runs) points
+    """
+    figure, axes = plt.subplots(1, 3, figsize=(7.8, 3.2))
+    early, end, lost = axes
+    for shift, (name, J) in zip((-0.08, 0, 0.08), paths.items(), strict=True):
         look = _line(SURROGATES[name]) | {"marker": style(SURROGATES[name])["marker"]}
-        x = np.arange(len(inner)) + shift
-        J, stuck = np.asarray(J), (np.asarray(J) < 4.5).mean(1)
-        spread = np.abs(np.quantile(J, (0.1, 0.9), axis=1) - J.mean(1))
-        left.errorbar(x, J.mean(1), spread, **look, label=name, elinewidth=1, capsize=3)
-        error = 2 * np.sqrt(stuck * (1 - stuck) / J.shape[1])
-        right.errorbar(x, stuck, error, **look, label=name, elinewidth=1, capsize=3)
-    for axis in (left, right):
+        look |= {"label": name, "elinewidth": 1, "capsize": 2.5}
+        x, J = np.arange(len(inner)) + shift, np.asarray(J)
+        for axis, values in ((early, J[:, 5]), (end, J[:, -1])):
+            error = 2 * values.std(1, ddof=1) / np.sqrt(values.shape[1])
+            axis.errorbar(x, values.mean(1), error, **look)
+        stuck = (J[:, -1] < 4.5).mean(1)
+        lost.errorbar(x, stuck, 2 * np.sqrt(stuck * (1 - stuck) / J.shape[2]), **look)
+    for axis in axes:
         axis.set_xticks(range(len(inner)), [str(k) for k in inner])
         axis.set_xlabel("inner steps per batch")
-    left.set(title="J after 40 batches", ylabel="points: mean, 10 % to 90 % of runs")
-    right.set(title="runs stuck below 4.5", ylabel="share, ± 2 standard errors", ylim=(-0.02, 0.85))
-    right.legend(loc="upper left")
+    for axis in (early, end):
+        axis.set(ylabel="points, ± 2 standard errors", ylim=(3.55, 5.05))
+    early.set_title("J after 5 batches")
+    end.set_title("J after 40 batches")
+    lost.set(title="runs stuck below 4.5", ylabel="share", ylim=(-0.02, 0.85))
+    lost.legend(loc="upper left")
     return figure
 
 

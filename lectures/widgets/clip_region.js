@@ -12,8 +12,8 @@ const KEY =
 
 // --- mathematics ---------------------------------------------------------------------------
 
-// One token: J = min(ρA, clip(ρ, 1 − ε_low, 1 + ε_high)·A) and its weight ∂J/∂log π = ρA where
-// the first term is chosen, else 0.
+// One token: the objective min(ρA, clip(ρ, 1 − ε_low, 1 + ε_high)·A) and its derivative by log π,
+// the gradient weight: ρA where the first term is chosen, else 0.
 export function ppoClip(ratio, advantage, epsLow, epsHigh) {
   const clipped = Math.min(Math.max(ratio, 1 - epsLow), 1 + epsHigh) * advantage;
   const plain = ratio * advantage;
@@ -102,7 +102,7 @@ const triangle = (x, y, sign, r) =>
 
 // "ε_low = 0.80" is drawn with "low" as a subscript.
 function text(x, y, content, attributes = {}) {
-  const parts = content.split(/_(\w+)/).map((part, i) => {
+  const parts = content.split(/_(θ|\w+)/).map((part, i) => {
     if (i === 0) return part;
     return svg("tspan", i % 2 ? { dy: 3.5, "font-size": "0.78em" } : { dy: -3.5 }, part);
   });
@@ -232,7 +232,7 @@ function legend({ right }, advantage) {
 }
 
 function ratioAxis({ x, left, right }) {
-  const name = "token ratio ρ = π_new / π_old";
+  const name = "token ratio ρ = π_θ / π_old";
   return ticks(0, RATIO_MAX)
     .flatMap(({ value, label }) => [
       line(x(value), ROWS_BOTTOM, x(value), ROWS_BOTTOM + 5),
@@ -267,8 +267,8 @@ function picture(state, width) {
   ];
   const verticals = [[x(1), {}], [x(plot.low), DASHED], [x(plot.high), DASHED]];
   const titles = [
-    [OBJECTIVE_TOP, "Objective J(ρ)"],
-    [WEIGHT_TOP, "Gradient weight ∂J/∂log π"],
+    [OBJECTIVE_TOP, "Objective of one token"],
+    [WEIGHT_TOP, "Gradient weight (push)"],
     [ROWS_TOP, `Tokens of the batch (${tokens.length})`],
   ];
   const about =
@@ -328,7 +328,7 @@ function build({ state, set }) {
   const low = epsilon("ε low", "eps_low");
   const high = epsilon("ε high", "eps_high");
   const reset = button({
-    label: "Reset to the paper's values",
+    label: "Reset ε to the paper's values",
     onPress: () => choose(state().method),
   });
   const source = html("p", { class: "note" });

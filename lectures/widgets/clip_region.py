@@ -61,7 +61,7 @@ def default_tokens(seed: int = 0) -> list[list[float]]:
 def objective_and_weight(
     ratios: Any, advantages: Any, *, eps_low: float, eps_high: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return J and ∂J/∂log π for each token, by automatic differentiation of `ppo_clip`.
+    """Return each token's objective and its derivative by log π, from `ppo_clip` and autograd.
 
     ratios, advantages : (tokens,), ratios > 0; both results : (tokens,), float64
     """
@@ -142,7 +142,7 @@ class ClipRegion(LectureWidget):
 
     @property
     def kept(self) -> float:
-        """Share of the batch's gradient weight that the clip keeps: Σ|∂J/∂log π| / Σ|ρA|."""
+        """Share of the batch's gradient weight that the clip keeps: Σ|weight| / Σ|ρA|."""
         ratios, advantages = self._pairs().T
         _, weight = objective_and_weight(ratios, advantages, **self._epsilons())
         unclipped = np.abs(ratios * advantages).sum()
@@ -357,7 +357,7 @@ def _draw_curves(clip: ClipRegion, objective: Axes, weight: Axes) -> None:
     ratios = np.array([tiny, 1 - clip.eps_low, edge - tiny, edge + tiny, 1 + clip.eps_high, 2])
     ratios.sort()
     curves = objective_and_weight(ratios, clip.advantage, **clip._epsilons())
-    titles = ("Objective J(ρ)", "Gradient weight ∂J/∂log π")
+    titles = ("Objective of one token", "Gradient weight (push)")
     for axis, values, title in zip((objective, weight), curves, titles, strict=True):
         _frame(axis, title)
         axis.set_ylim(sorted((-0.08 * sign * top, 1.08 * sign * top)))
@@ -393,9 +393,7 @@ def _draw_tokens(clip: ClipRegion, strip: Axes) -> None:
     strip.set_yticks([0.5, 1.5], ["▲ A > 0", "▼ A < 0"])
     strip.xaxis.set_major_locator(MultipleLocator(0.5))
     strip.tick_params(left=False, pad=5)
-    strip.set_xlabel(
-        r"token ratio ρ = $\pi_{\mathrm{new}}\,/\,\pi_{\mathrm{old}}$", fontsize=10, color=INK
-    )
+    strip.set_xlabel(r"token ratio ρ = $\pi_\theta\,/\,\pi_{\mathrm{old}}$", fontsize=10, color=INK)
     strip.axhline(1, color=LINE, linewidth=0.8)
     low, high = 1 - clip.eps_low, 1 + clip.eps_high
     _hatch(strip, 1, high, 0, 1)

@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from lectures.widgets import ClipRegion
-from policy_gradients import ppo_clip
+from policy_gradients import effective_sample_size, ppo_clip
 
 matplotlib.use("Agg")
 NOTEBOOK = Path(__file__).resolve().parents[2] / "lectures" / "03_ratios_and_clipping.ipynb"
@@ -77,6 +77,79 @@ def test_exercise_3_refutes_in_ten_lines(lecture):
     code = solution("exercise-3")
     assert len(code.strip().splitlines()) <= 10
     exec(code, lecture)  # its own asserts are the claim
+
+
+def test_plain_loss_is_one_long_step_only_on_a_table_and_centred(lecture):
+    """[RC-13]: its gradient is constant there, not with raw rewards, not where answers share."""
+
+    def gradient(weight, table, logits):
+        logp = logits(table.requires_grad_()).log_softmax(-1)
+        logp = logp.gather(-1, lecture["answers"][..., None])[..., 0]
+        loss = -(lecture["prob_old"][:, None] * weight * logp).sum()
+        return torch.autograd.grad(loss, table)[0]
+
+    def alone(table):  # a row of logits per position
+        return table.expand(27, 3, 3)
+
+    def prefixes(table):  # a row per first token read so far, as in an autoregressive model
+        rows = torch.stack([0 * (y := lecture["answers"])[:, 0], 1 + y[:, 0], 4 + y[:, 0]], 1)
+        return table[rows]
+
+    centred, raw = lecture["A"], lecture["R"][:, None]
+    cases = {(centred, alone): 3, (raw, alone): 3, (centred, prefixes): 7}
+    dice, changes = torch.Generator().manual_seed(0), []
+    for (weight, logits), rows in cases.items():
+        tables = torch.zeros(rows, 3), torch.randn(rows, 3, generator=dice)
+        first, later = (gradient(weight, table, logits) for table in tables)
+        changes.append(((later - first).abs().max() / first.abs().max()).item())
+    assert changes[0] < 1e-12
+    assert min(changes[1:]) > 0.1
+
+
+def test_far_below_the_second_moment_a_few_answers_carry_the_sum():
+    dice, variance = torch.Generator().manual_seed(0), 1000 * math.log(1.01)
+    weights = torch.randn(2000, 64, generator=dice, dtype=torch.float64) * variance**0.5
+    worth = torch.tensor([effective_sample_size(log_weights) for log_weights in weights])
+    assert worth.min() >= 1
+    assert 3 < worth.mean() < 5  # the formula would say 64 / 21,000
+    assert 0.4 < weights.softmax(1).amax(1).mean() < 0.6
+
+
+def test_where_unclipped_and_clipped_steps_lead_from_far_out(lecture):
+    """J still rises on the unclipped path; clipped steps lower it and bring the ratios back."""
+    token_logp, reuse, R = (lecture[name] for name in ("token_logp", "reuse", "R"))
+    J = token_logp(reuse(lecture["pg"].unclipped, 256)).sum(-1).exp() @ R
+    assert J[32] == pytest.approx(3.71, abs=5e-3)
+    assert (J.argmax().item(), J.max().item()) == (211, pytest.approx(4.04, abs=5e-3))
+    logp_old, table, path = lecture["logp_old"], lecture["far"], []
+    for _ in range(201):
+        path.append(token_logp(table))
+        leaf = table.clone().requires_grad_()
+        loss = lecture["clipped"](0.2)(token_logp(leaf), logp_old, lecture["A"])
+        loss = (lecture["prob_old"][:, None] * loss).sum() / 3
+        table = table - 0.5 * torch.autograd.grad(loss, leaf)[0]
+    path = torch.stack(path)
+    assert path[1].sum(-1).exp() @ R < J[32] - 1e-3
+    largest = (path - logp_old).exp().amax((1, 2))
+    assert largest[[0, 200]].tolist() == pytest.approx([2.00, 1.34], abs=5e-3)
+
+
+def test_angles_of_the_compass(lecture):
+    for name, degrees in {"plain": 20, "unclipped": 19}.items():
+        cosine = cosine_similarity(lecture["panels"][name][0], lecture["north"], dim=0).item()
+        assert math.degrees(math.acos(cosine)) == pytest.approx(degrees, abs=0.5)
+
+
+def test_level_of_the_kl_for_the_usual_epsilon(lecture):
+    assert lecture["seen"][0.2]["KL"][-20:].mean() == pytest.approx(0.041, abs=2e-3)
+
+
+def test_broken_losses_as_their_rewards_tell(lecture):
+    J = {letter: path for letter, (path, _) in lecture["runs"].items()}
+    assert (J["D"] - lecture["J_old"]).abs().max() < 1e-9
+    gap = (J["A"] - J["E"]).mean(1)
+    assert gap[5] > 0.2
+    assert gap[12] > 0 > gap[-1]
 
 
 def test_quotient_of_logs_goes_straight_down_from_the_uniform_policy(lecture):
