@@ -50,6 +50,7 @@ def run(path: Path) -> tuple[nbformat.NotebookNode, float, str | None]:
         timeout=600,
         kernel_name="python3",
         resources={"metadata": {"path": str(LECTURES)}},
+        extra_arguments=["--IPKernelApp.log_level=40"],  # errors only: no note on local ports
     )
     start, error = time.perf_counter(), None
     try:
