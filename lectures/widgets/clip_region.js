@@ -328,7 +328,7 @@ function build({ state, set }) {
   const low = epsilon("ε low", "eps_low");
   const high = epsilon("ε high", "eps_high");
   const reset = button({
-    label: "Reset ε to the paper's values",
+    label: "Reset to the paper's ε",
     onPress: () => choose(state().method),
   });
   const source = html("p", { class: "note" });
