@@ -5,6 +5,7 @@ needs; at the end the model and tokenizer lie beside them as ordinary Hugging Fa
 `written.txt` names every file that the run wrote. Nothing else is ever replaced or deleted.
 """
 
+import json
 import os
 import pickle
 import shutil
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 import yaml
 
-from llm_trainer.config import Config, ConfigError, TaskConfig, load, require
+from llm_trainer.config import Config, ConfigError, TaskConfig, first_line, load, require
 from llm_trainer.log import LOG, writing
 from llm_trainer.models import Policy
 from llm_trainer.task import Spelling
@@ -28,6 +29,7 @@ MODEL_FILES = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "chat_template.jinja",
 )  # fmt: skip
+SPLIT = ("min_letters", "max_letters", "held_out")  # fields that say which words are held out
 # Fields that may change when a run is resumed; any other would make it another run.
 MAY_CHANGE = {"steps", "eval_every", "save_every", "output_dir", "threads"}
 
@@ -77,7 +79,7 @@ def written(folder: Path) -> set[str]:
     return {line for line in lines if line and Path(line).name == line}
 
 
-def start_folder(folder: Path, config: Config, *, overwrite: bool) -> None:
+def start_folder(folder: Path, config: Config, loss: str, *, overwrite: bool) -> None:
     """Make the folder, delete the run that `overwrite` discards, write its configuration."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +89,7 @@ def start_folder(folder: Path, config: Config, *, overwrite: bool) -> None:
         path = folder / name
         shutil.rmtree(path) if name == BUILDING and path.is_dir() else path.unlink(missing_ok=True)
     record(folder, OWN)
-    settings = yaml.safe_dump(config.model_dump(), sort_keys=False)
+    settings = f"# loss: {loss}\n{yaml.safe_dump(config.model_dump(), sort_keys=False)}"
     write_atomically(folder / RUN, lambda path: path.write_text(settings, encoding="utf-8"))
 
 
@@ -100,31 +102,28 @@ def record(folder: Path, names: Collection[str]) -> None:
 def load_state(folder: Path, loss: str) -> dict[str, Any] | None:
     """The last checkpoint; None if the run was stopped before its first.
 
-    Raises ConfigError, with nothing touched: it cannot be read, the log beside it is not the one
-    it was written with, or the run had another loss.
+    Raises ConfigError, with nothing touched: it cannot be read, the log beside it has lost lines,
+    or the run had another loss.
     """
     path, log = folder / STATE, folder / LOG
-    size = log.stat().st_size if log.exists() else 0
+    lines = log.read_bytes() if log.exists() else b""
+    refused = "Nothing was changed; put a good copy there, or start anew with --overwrite"
     if not path.exists():
-        require(
-            size == 0 or log.read_bytes().count(b"\n") <= 1,
-            f"--resume: {path} is missing, but {LOG} has steps. Nothing was changed; put it back, "
-            "or start anew with --overwrite",
-        )
+        started = lines.count(b"\n") > 1  # the line of step 0 comes before the first checkpoint
+        require(not started, f"--resume: {path} is missing, but {LOG} has steps. {refused}")
         return None
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        before, bytes_then = state["loss"], state["done"]["log_bytes"]
+        before, size = state["loss"], state["done"]["log_bytes"]
     except (RuntimeError, OSError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
         raise ConfigError(
-            f"--resume: {path} cannot be read ({_first_line(error)}). Nothing was changed; put a "
-            "good copy there, or start anew with --overwrite"
+            f"--resume: {path} cannot be read ({first_line(error)}). {refused}"
         ) from None
-    require(
-        size >= bytes_then,
-        f"--resume: {log} has {size} bytes, but had {bytes_then} when {STATE} was written. Nothing "
-        "was changed; put it back, or start anew with --overwrite",
-    )
+    try:
+        [json.loads(line) for line in lines[:size].splitlines()]
+        require(len(lines) >= size, f"{len(lines)} bytes, {size} expected")
+    except ValueError as error:  # ConfigError is one
+        raise ConfigError(f"--resume: {log} is damaged ({error}). {refused}") from None
     require(before == loss, f"--resume: this run's loss is {before}, not {loss}")
     return state
 
@@ -135,16 +134,16 @@ def check_unseen(folder: str | Path, task: Spelling) -> None:
     if run.is_file():
         before = load(run).task
     elif start.is_file():
-        before = TaskConfig(**yaml.safe_load(start.read_text(encoding="utf-8"))["key"][1])
+        before = TaskConfig(**json.loads(start.read_text(encoding="utf-8"))["key"][1])
     else:
         return
     seen = {word.lower() for word in Spelling(before).train}
     count = sum(word.lower() in seen for word in task.held_out)
-    split = {name: getattr(before, name) for name in ("min_letters", "max_letters", "held_out")}
+    split = ", ".join(f"task.{k}={getattr(before, k)}" for k in SPLIT)
     require(
         count == 0,
         f"task: {count} of its {len(task.held_out)} held-out words were trained on by the model in "
-        f"{folder}; use its own split: {', '.join(f'task.{k}={v}' for k, v in split.items())}",
+        f"{folder}; use its own split: {split}",
     )
 
 
@@ -174,7 +173,3 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
             os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

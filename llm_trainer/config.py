@@ -42,6 +42,11 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def first_line(error: Exception) -> str:
+    """What another library's error says, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def knob(default: Any, about: str, unit: str, allowed: str, **limits: Any) -> Any:
     """A field: its default, what it means, its unit, and the allowed values in words."""
     extra = {"unit": unit, "allowed": allowed}
@@ -265,7 +270,7 @@ def _parse(text: str, where: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        problem = getattr(error, "problem", None) or first_line(error)
         raise ConfigError(f"{where}{place}: not valid YAML: {problem}") from None
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None

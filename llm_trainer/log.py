@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from safetensors import SafetensorError
 
-from llm_trainer.config import RunError
+from llm_trainer.config import RunError, first_line
 
 LOG = "metrics.jsonl"
 
@@ -28,10 +28,9 @@ def writing(path: Path):
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise RunError(
-            f"{path} could not be written ({reason}); is the disk full? The last checkpoint and "
-            "every older file are intact: make room and go on with --resume"
+            f"{path} could not be written ({first_line(error)}); is the disk full? Older files, "
+            "the last checkpoint among them, are intact: make room and go on with --resume"
         ) from None
 
 

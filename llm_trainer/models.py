@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from llm_trainer.config import Config, ConfigError, require
+from llm_trainer.config import Config, ConfigError, first_line, require
 
 
 @dataclass
@@ -126,9 +126,8 @@ def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
         tokenizer = AutoTokenizer.from_pretrained(source, **local)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **local)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"model = {source!r}: this folder holds no loadable model ({reason})"
+            f"model = {source!r}: this folder holds no loadable model ({first_line(error)})"
             if is_folder
             else f"model = {source!r}: no such folder, and no model of this name in the cache of "
             "Hugging Face models or on the hub"

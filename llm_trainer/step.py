@@ -51,7 +51,7 @@ def loss_name(function: Callable | None, algorithm: str) -> str:
     """What a run records as its loss, and compares when it is resumed: a name, not the code."""
     if function is None:
         return f"{algorithm} (the row's)"
-    return getattr(function, "__qualname__", None) or type(function).__name__
+    return getattr(function, "__name__", None) or type(function).__name__
 
 
 def own_loss(function: Callable, row: Algorithm) -> Callable[[Batch], Tensor]:
@@ -133,11 +133,8 @@ class Learner:
         self.row = config.row()
         # The loss in two parts, so that a learner's own gets the row's KL, and the clip is read
         # from a gradient without it.
-        self.policy_loss = (
-            own_loss(loss, self.row)
-            if loss
-            else replace(self.row, kl="none", kl_coefficient=0.0).loss
-        )
+        bare = replace(self.row, kl="none", kl_coefficient=0.0)
+        self.policy_loss = own_loss(loss, bare) if loss else bare.loss
         kl_in_loss = self.row.kl == "loss" and self.row.kl_coefficient > 0
         only_kl = replace(self.row, surrogate=no_surrogate, knobs={})
         self.kl_loss = only_kl.loss if kl_in_loss else None

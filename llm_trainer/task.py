@@ -54,9 +54,6 @@ class Spelling:
         instruction = self.config.instruction
         return f"{instruction}\n{entry['question']}" if instruction else entry["question"]
 
-    def training_words(self, seed: int) -> "WordStream":
-        return WordStream(self.train, seed)
-
     def score(self, response: str, entry: dict, *, ended: bool = True) -> Rewards:
         """Score one response: its text before the end token, and whether the end token came.
 

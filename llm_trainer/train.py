@@ -93,7 +93,7 @@ def train(
     words = task.held_out[: config.eval_words]
 
     # Everything that could be refused has been; from here on files change.
-    start_folder(folder, config, overwrite=overwrite)
+    start_folder(folder, config, name, overwrite=overwrite)
     done = {"step": 0, "idle": 0, "cpu_seconds": 0.0, "log_bytes": 0}  # what the loop counts
     if state:
         policy.model.load_state_dict(state["model"])

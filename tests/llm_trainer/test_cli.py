@@ -8,6 +8,7 @@ import pytest
 
 from llm_trainer.__main__ import main
 from llm_trainer.config import CONFIGS, Config, ConfigError, Section, load
+from llm_trainer.train import train
 
 
 def run(*arguments, cwd=None):
@@ -40,7 +41,22 @@ def run(*arguments, cwd=None):
         ("model=/no/such/checkpoint", ["model = '/no/such/checkpoint'", "no such folder"]),
         ("gradient_checkpointing=true", ["gradient_checkpointing", "shared_prefix"]),
         ("lr", ["--set lr", "key=value"]),
-        ("warmstart=3", ["warmstart = 3"]),
+        ("warmstart=3", ["warmstart = 3", "section", "right_share"]),
+        ("=5", ["--set =5", "key=value"]),
+        ("lr=[1", ["--set lr=[1", "not valid YAML"]),
+        ("lr=: :", ["--set lr=: :", "not valid YAML"]),
+        ("lr=!!python/object:os.system x", ["not valid YAML"]),
+        ("task={held_out: 5, held_out: 6}", ["held_out: given twice"]),
+        ("lr=true", ["lr = True", "true or false", "above 0"]),
+        ("steps=false", ["steps = False", "true or false"]),
+        ("model=true", ["model = True", "true or false"]),
+        ("prompts=1000000000000", ["prompts = 1000000000000", "1 to 65536"]),
+        ("seed=99999999999999999999999", ["seed", "2⁶³"]),
+        ("threads=100000000000", ["threads", "1 to 1024"]),
+        ("temperature=1e-40", ["temperature", "0.001 or more"]),
+        ("max_new_tokens=5", ["max_new_tokens = 5", "6 tokens"]),
+        ("eps_low=0", ["eps_low = 0", "1e-4 or more"]),
+        ("model=runs/nope", ["model = 'runs/nope'", "no such folder"]),
     ],
 )
 def test_a_configuration_that_cannot_work_ends_in_one_message(capsys, tmp_path, change, says):
@@ -82,6 +98,56 @@ def test_train_then_evaluate_from_the_command_line(capsys, tmp_path, model_folde
     assert main(train) == 2
     assert "already holds" in capsys.readouterr().err
     assert main([*train, "--resume"]) == 0  # already finished: nothing to do
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"lr: 1\nlr: 2\n", "lr: given twice"),
+        (b"task:\n  held_out: 5\n  held_out: 6\n", "held_out: given twice"),
+        (b"1: 2\n", "1 is not the name of a field"),
+        (b"null: 2\n", "None is not the name of a field"),
+        (b"lr: [\n", "line 2, column 1: not valid YAML"),
+        (b"- 3\n", "must hold `field: value` lines, not a list"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
+        (b"lr: -1\n", "read from"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named(tmp_path, text, says):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError) as error:
+        load(path)
+    assert str(path) in str(error.value)
+    assert says in str(error.value)
+
+
+def test_words_that_a_model_was_trained_on_are_not_called_held_out(
+    capsys, tmp_path, model_folder, make_config
+):
+    config = make_config(steps=0)
+    train(config, quiet=True)
+    for folder in (model_folder, config.output_dir):
+        for change in ("task.max_letters=5", "task.held_out=2000"):
+            output = f"output_dir={tmp_path / 'new'}"
+            for command in (
+                ["evaluate", str(folder), "--set", change],
+                ["train", "--set", f"model={folder}", output, change],
+            ):
+                assert main(command) == 2
+                message = capsys.readouterr().err
+                assert "held-out words were trained on by the model in" in message
+                assert "task.max_letters=7, task.held_out=1000" in message
+        fewer = ["task.held_out=100", "eval_words=5"]  # a part of what was held out
+        assert main(["evaluate", str(folder), "--set", *fewer]) == 0
+
+
+def test_evaluate_says_what_is_not_there(capsys, tmp_path):
+    assert main(["evaluate", str(tmp_path / "nope")]) == 2
+    assert "no folder" in capsys.readouterr().err
+    (tmp_path / "run.yaml").write_text("steps: 5\n")
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "has not finished: use --resume" in capsys.readouterr().err
 
 
 def test_several_errors_come_together(tmp_path):

@@ -113,6 +113,25 @@ def test_a_tokenizer_without_a_chat_template_is_refused(qwen_folder, settings, t
         load_policy(load(CONFIGS / "grpo_qwen3_1.7b.yaml", [*settings, f"model={plain}"]))
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("model.safetensors", b"short", "holds no loadable model"),
+        ("config.json", b"{", "holds no loadable model"),
+        ("tokenizer.json", b"{", "holds no loadable model"),
+        ("chat_template.jinja", b"{{ nothing.at.all }}", "its chat template fails"),
+        ("chat_template.jinja", b"{% if", "its chat template fails"),
+    ],
+)
+def test_a_damaged_folder_is_refused(qwen_folder, settings, tmp_path, name, text, says):
+    shutil.copytree(qwen_folder, tmp_path / "bad")
+    (tmp_path / "bad" / name).write_bytes(text)
+    with pytest.raises(ConfigError, match=says):
+        load_policy(
+            load(CONFIGS / "grpo_qwen3_1.7b.yaml", [*settings, f"model={tmp_path / 'bad'}"])
+        )
+
+
 def test_a_folder_without_a_model_is_refused(settings, tmp_path):
     (tmp_path / "empty").mkdir()
     config = load(CONFIGS / "grpo_qwen3_1.7b.yaml", [*settings, f"model={tmp_path / 'empty'}"])

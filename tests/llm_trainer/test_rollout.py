@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from llm_trainer import evaluate as evaluate_module
 from llm_trainer.batch import StepBatch
-from llm_trainer.rollout import Prompts, pad_prompts, sample
+from llm_trainer.rollout import Prompts, Responses, pad_prompts, sample
 from llm_trainer.step import response_logits
 from policy_gradients.logprobs import response_mask, token_log_probs
 
@@ -115,6 +116,19 @@ def test_mask_of_the_smallest_example():
     five, seven, end = 5, 7, 2
     mask = response_mask(torch.tensor([[five, seven, end, end]]), eos_id=end)
     assert mask.tolist() == [[1, 1, 1, 0]]
+
+
+def test_an_answer_without_its_end_token_is_not_exact(policy, spelling, monkeypatch):
+    """Cut at the token limit with the right text so far: the full score, not exact."""
+    right = policy.tokenizer("<answer>nus</answer>")["input_ids"]
+    rows = [[*right, policy.end_id, policy.pad_id], [*right, right[-1], right[-1]]]
+    for row, exact in zip(rows, (1.0, 0.0), strict=True):
+        responses = Responses(
+            torch.tensor([row]), torch.ones(1, len(row)), torch.zeros(1, len(row))
+        )
+        monkeypatch.setattr(evaluate_module, "sample", lambda *a, r=responses, **k: r)
+        found = evaluate_module.evaluate(policy, spelling, ["sun"], max_new_tokens=len(row))
+        assert (found.exact, found.correctness) == (exact, 1.0)
 
 
 def test_a_marker_inside_an_answer_is_not_hidden_from_the_reward(policy, spelling):

@@ -11,6 +11,7 @@ from llm_trainer.step import InvariantError, Learner, NonFiniteError, response_l
 from llm_trainer.task import WordStream
 from llm_trainer.train import collect
 from policy_gradients.algorithms import ALGORITHMS, grpo_loss
+from policy_gradients.diagnostics import clip_fraction
 from policy_gradients.logprobs import token_log_probs
 
 CRITIC_FREE = [name for name, row in ALGORITHMS.items() if not row.needs_critic]
@@ -136,6 +137,26 @@ def test_later_epochs_leave_ratio_one_and_the_clip_shows_by_side(make_learner, s
     assert metrics["kl/old"] > 1e-5
 
 
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "cispo", "rloo"])
+def test_clip_fractions_are_the_definitions_whatever_the_kl(
+    make_learner, spelling, algorithm, kl_coef
+):
+    learner = make_learner(algorithm=algorithm, kl_coef=kl_coef, lr=3e-3, lr_warmup=0)
+    batch = learner.prepare(samples(learner, spelling))
+    first = learner.update(batch, fresh=True)
+    assert first["clip/high"] == first["clip/low"] == 0
+    logp = learner.frozen_log_probs(learner.policy, batch)
+    found = learner.update(batch, fresh=False)
+    eps = {"eps_low": 0.2, "eps_high": 0.2}
+    high, low, _ = clip_fraction(logp, batch.logp_old, batch.advantages, batch.mask, **eps)
+    assert high > 0
+    assert low > 0
+    switches_off = algorithm in ("grpo", "dr_grpo")  # the others have no such clip
+    assert found["clip/high"] == pytest.approx(high * switches_off, abs=1e-6)
+    assert found["clip/low"] == pytest.approx(low * switches_off, abs=1e-6)
+
+
 def other_temperature(learner, batch):
     learner.config = learner.config.model_copy(update={"temperature": 0.6})
     return batch
@@ -200,6 +221,53 @@ def test_grpo_loss_passed_by_hand_is_the_rows_own(make_learner, spelling):
     row, own = make_learner(), make_learner(grpo_loss)
     batch = row.prepare(samples(row, spelling))
     assert apart(gradient(row, batch), gradient(own, batch)) <= 1e-6
+
+
+def test_a_learners_loss_gets_the_rows_kl(make_learner, spelling):
+    row, own = make_learner(kl_coef=0.5), make_learner(grpo_loss, kl_coef=0.5)
+    batch = row.prepare(samples(row, spelling))
+    for learner in (row, own):  # away from the reference, so that the KL has a gradient
+        learner.update(batch, fresh=True)
+    assert apart(gradient(row, batch), gradient(own, batch)) <= 1e-6
+    own.kl_loss = None
+    assert apart(gradient(row, batch), gradient(own, batch)) > 1e-2
+
+
+def test_a_kl_in_the_loss_is_the_rows_own(make_learner, spelling):
+    """Learner computes it apart from the rest; together they are row.loss."""
+    learner = make_learner(kl_coef=0.5, lr=3e-3, lr_warmup=0)
+    batch = learner.prepare(samples(learner, spelling))
+    learner.update(batch, fresh=True)
+    logp = learner.frozen_log_probs(learner.policy, batch).requires_grad_()
+    inputs = learner.loss_inputs(batch, logp)
+    whole = learner.row.loss(inputs)
+    assert learner.backward(inputs, logp)[0] == pytest.approx(whole.item(), abs=1e-6)
+    assert whole.item() != pytest.approx(learner.policy_loss(inputs).item(), abs=1e-3)
+    whole.backward()
+    expected = gradient_at(logp.grad, learner, batch)
+    assert apart(expected, gradient(learner, batch)) <= 1e-5
+
+
+def gradient_at(upstream, learner, batch):
+    """Flat gradient of the weights for a given gradient of the log-probabilities."""
+    learner.optimizer.zero_grad()
+    learner.log_probs(learner.policy, batch).backward(upstream)
+    return torch.cat([p.grad.flatten() for p in learner.policy.model.parameters()])
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda a, b, c, m: b.sum() * 0, lambda a, *x, **k: a.detach()[0, 0]]
+)
+def test_a_loss_without_a_gradient_is_refused(make_learner, spelling, loss):
+    learner = make_learner(loss)
+    with pytest.raises(RunError, match="the loss has no gradient: compute it from logp"):
+        learner.update(learner.prepare(samples(learner, spelling)), fresh=True)
+
+
+@pytest.mark.parametrize("loss", [lambda logp: logp.sum(), lambda a, b, c, d, e: a.sum(), "grpo"])
+def test_a_loss_that_cannot_be_called_is_refused_at_once(make_learner, loss):
+    with pytest.raises(ConfigError, match="it is called with logp, logp_old, advantages, mask"):
+        make_learner(loss)
 
 
 def test_a_loss_gets_tokens_and_length_if_it_asks(make_learner, spelling):

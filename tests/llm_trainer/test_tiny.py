@@ -65,6 +65,20 @@ def test_the_warm_start_is_built_once_and_keyed_by_its_own_configuration(
         assert tiny.warm_start(task, warm, cache=cache, quiet=True) != model_folder
 
 
+def test_a_damaged_warm_start_is_built_again(tmp_path):
+    settings = WarmstartConfig(steps=1, short_exact=0.0)
+    folder = tiny.warm_start(TaskConfig(), settings, cache=tmp_path, quiet=True)
+    good = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "warmstart.json"):
+        (folder / name).write_bytes(good[name][:-9])
+        if name == "config.json":
+            (folder / name).unlink()
+        assert not tiny.is_whole(folder)
+        assert tiny.warm_start(TaskConfig(), settings, cache=tmp_path, quiet=True) == folder
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == good
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
 def test_the_same_seed_gives_the_same_weights():
     settings = WarmstartConfig(steps=3, short_exact=0.0)
     one, two = (tiny.train_warm_start(TaskConfig(), settings, quiet=True)[0] for _ in range(2))

@@ -1,7 +1,9 @@
 """Whole runs: log, files, resume, interruption, the table's rows, and one that really learns."""
 
+import functools
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -12,9 +14,9 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llm_trainer import train as train_module
-from llm_trainer.config import CONFIGS, ConfigError, load, with_values
+from llm_trainer.config import CONFIGS, ConfigError, RunError, load, with_values
 from llm_trainer.step import NonFiniteError
-from llm_trainer.train import NoSignalError, train
+from llm_trainer.train import NoSignalError, train, verdict
 from policy_gradients.algorithms import ALGORITHMS, grpo_loss
 
 CRITIC_FREE = [name for name, row in ALGORITHMS.items() if not row.needs_critic]
@@ -26,6 +28,11 @@ def weights(folder):
 
 def same(one, two):
     return one.keys() == two.keys() and all(torch.equal(one[k], two[k]) for k in one)
+
+
+def contents(folder):
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def without_times(history):
@@ -164,9 +171,142 @@ def test_the_folder_of_the_starting_model_is_never_written(make_config, model_fo
     assert same(before, weights(model_folder))
 
 
+def test_the_starting_model_is_known_by_any_name(make_config, model_folder, tmp_path, monkeypatch):
+    shutil.copytree(model_folder, tmp_path / "m")
+    (tmp_path / "link").symlink_to(tmp_path / "m")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    before = contents(tmp_path / "m")
+    for model, output in [
+        ("~/m", tmp_path / "m"),
+        (tmp_path / "m", "~/m"),
+        (tmp_path / "link", "~/m"),
+    ]:
+        with pytest.raises(ConfigError, match="folder of the model to start from"):
+            train(make_config(model=str(model), output_dir=str(output)), overwrite=True, quiet=True)
+    assert contents(tmp_path / "m") == before
+
+
+def test_only_files_that_a_run_wrote_are_ever_deleted_or_replaced(make_config, tmp_path):
+    """Foreign files that a run would replace refuse it; all others stay through everything."""
+    folder = tmp_path / "run"
+    for name in ("tsconfig.json", "tokenizer_notes.txt", "weights.safetensors.bak",
+                 "building/own.txt", "tokenizer_src/a.py", "checkpoints/x"):  # fmt: skip
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("mine")
+    foreign = contents(folder)
+    for name in ("config.json", "model.safetensors", "metrics.jsonl", "run.yaml",
+                 "checkpoint.pt.tmp", ".building/x"):  # fmt: skip
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("mine")
+        for overwrite in (False, True):
+            with pytest.raises(ConfigError, match=r"already holds .*, which no run wrote"):
+                train(make_config(), overwrite=overwrite, quiet=True)
+        assert contents(folder) == foreign | {name: b"mine"}
+        (folder / name).unlink()
+    (folder / ".building").rmdir()
+    for settings in ({}, {"overwrite": True}, {"resume": True}):
+        train(make_config(steps=1), quiet=True, **settings)
+        assert foreign.items() <= contents(folder).items()
+    names = (folder / "written.txt").read_text().split()
+    assert {"config.json", "model.safetensors", "tokenizer.json", "run.yaml", "written.txt"} <= set(
+        names
+    )
+    assert set(contents(folder)) - set(foreign) <= set(names)
+
+
+def test_a_loss_that_cannot_be_called_deletes_nothing(make_config, tmp_path):
+    train(make_config(steps=1), quiet=True)
+    before = contents(tmp_path / "run")
+    with pytest.raises(ConfigError, match="loss <lambda>: it is called with logp"):
+        train(make_config(), loss=lambda logp: logp, overwrite=True, quiet=True)
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_partial_or_an_object_is_a_loss_too(make_config, tmp_path):
+    class Loss:
+        def __call__(self, *tensors, **counts):
+            del counts["tokens"], counts["length"]
+            return grpo_loss(*tensors, **counts)
+
+    for i, loss in enumerate((functools.partial(grpo_loss, sequences=16), Loss())):
+        config = make_config(output_dir=str(tmp_path / str(i)), steps=1)
+        assert train(config, loss=loss, quiet=True).finished
+        assert type(loss).__name__ in (tmp_path / str(i) / "run.yaml").read_text()
+
+
+# ------------------------------------------------------------------ what cannot be resumed
+
+
 def test_resuming_nothing_is_refused(make_config):
     with pytest.raises(ConfigError, match="holds no run"):
         train(make_config(), resume=True, quiet=True)
+
+
+def own(*tensors, eps_low, eps_high, sequences):
+    return grpo_loss(*tensors, eps_low=eps_low, eps_high=eps_high, sequences=sequences)
+
+
+def cut(path, size):
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def test_what_cannot_be_resumed_is_named_and_left_as_it_was(make_config, tmp_path):
+    train(make_config(steps=1), loss=own, quiet=True)
+    spoilt = [
+        (lambda run: None, None, r"this run's loss is own, not grpo \(the row's\)"),
+        (lambda run: None, grpo_loss, "this run's loss is own, not grpo_loss"),
+        (lambda run: (run / "checkpoint.pt").unlink(), own, "checkpoint.pt is missing"),
+        (lambda run: cut(run / "checkpoint.pt", 9000), own, "checkpoint.pt cannot be read"),
+        (lambda run: cut(run / "checkpoint.pt", 0), own, "checkpoint.pt cannot be read"),
+        (lambda run: (run / "metrics.jsonl").unlink(), own, "metrics.jsonl is damaged"),
+        (lambda run: cut(run / "metrics.jsonl", 300), own, "metrics.jsonl is damaged"),
+        (lambda run: (run / "run.yaml").write_text("lr: ["), own, "run.yaml.*not valid YAML"),
+        (lambda run: (run / "run.yaml").write_text(""), own, "was started with"),
+        (lambda run: (run / "run.yaml").write_text("a: 1"), own, "(?s)a: unknown field.*run.yaml"),
+    ]
+    for i, (damage, loss, says) in enumerate(spoilt):
+        run = tmp_path / str(i)
+        shutil.copytree(tmp_path / "run", run)
+        damage(run)
+        before = contents(run)
+        with pytest.raises(ConfigError, match=says):
+            train(make_config(steps=2, output_dir=str(run)), loss=loss, resume=True, quiet=True)
+        assert contents(run) == before
+
+
+def test_a_run_stopped_before_its_first_checkpoint_starts_again(make_config, tmp_path, capsys):
+    whole = train(make_config(), quiet=True)
+    for name in ("checkpoint.pt", "config.json", "model.safetensors"):
+        (tmp_path / "run" / name).unlink()
+    log = tmp_path / "run/metrics.jsonl"
+    log.write_text(log.read_text().splitlines(keepends=True)[0])
+    again = train(make_config(), resume=True)
+    assert "no checkpoint yet: this run starts at step 0" in capsys.readouterr().out
+    assert without_times(again.history) == without_times(whole.history)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), RuntimeError("[enforce")]
+)
+def test_a_full_disk_is_named_and_the_last_checkpoint_stays(
+    make_config, tmp_path, monkeypatch, capsys, error
+):
+    train(make_config(steps=1), quiet=True)
+    good = (tmp_path / "run/checkpoint.pt").read_bytes()
+
+    def full(values, path):
+        path.write_bytes(b"part")
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        with pytest.raises(
+            RunError, match=r"checkpoint.pt could not be written .* disk full.*--resume"
+        ):
+            train(make_config(steps=2), resume=True, quiet=True)
+    assert (tmp_path / "run/checkpoint.pt").read_bytes() == good
+    assert not list((tmp_path / "run").glob("*.tmp"))
+    assert train(make_config(steps=2), resume=True, quiet=True).finished
 
 
 # ------------------------------------------------------------------ when learning goes wrong
@@ -210,6 +350,15 @@ def test_endless_steps_without_contrast_end_in_a_clear_error(make_config, monkey
         train(config, quiet=True)
 
 
+def test_a_run_that_got_worse_says_so():
+    def lines(first, last, cut):
+        return [{"eval/exact": first}, {"eval/exact": last, "length/truncated": cut}]
+
+    assert "rose from 40.0% to 90.0%" in verdict(lines(0.4, 0.9, 0.0))
+    assert "fell from 40.0% to 30.0%; try a smaller lr" in verdict(lines(0.4, 0.3, 0.0))
+    assert "95% of the answers are cut" in verdict(lines(0.4, 0.5, 0.95))
+
+
 def test_dynamic_sampling_replaces_groups_and_stops_at_its_limit(make_config):
     config = make_config(algorithm="dapo", resample_limit=3)
     lines = train(config, quiet=True).history[1:]
@@ -223,11 +372,13 @@ def test_dynamic_sampling_replaces_groups_and_stops_at_its_limit(make_config):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # 35 CPU seconds, but a busy machine has taken three minutes
+@pytest.mark.timeout(900)  # half a minute of CPU time, but a busy machine has taken three minutes
 def test_the_shipped_configuration_learns(tmp_path, monkeypatch):
-    """Warm start from nothing, then 60 of the 240 steps: about 35 CPU seconds."""
+    """Warm start from nothing, then 40 of the 240 steps."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    config = load(CONFIGS / "grpo_tiny.yaml", ["steps=60", f"output_dir={tmp_path / 'run'}"])
+    config = load(
+        CONFIGS / "grpo_tiny.yaml", ["steps=40", "eval_every=40", f"output_dir={tmp_path / 'run'}"]
+    )
     result = train(config, quiet=True)
     start, first = result.history[0]["eval/exact"], result.history[1]
     assert 0.25 <= start <= 0.50
