@@ -1,28 +1,10 @@
 """What lecture 00 says in text and cannot assert in its own cells."""
 
-import json
-from pathlib import Path
-
-import matplotlib
 import pytest
 import torch
 
-matplotlib.use("Agg")
-NOTEBOOK = Path(__file__).resolve().parents[2] / "lectures" / "00_map.ipynb"
-CELLS = {c["id"]: "".join(c["source"]) for c in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]}
+LECTURE = "00_map"
 USED = ["setup", "rewards", "pg-check", "loop", "writers"]
-
-
-@pytest.fixture(scope="module")
-def lecture():
-    """The lecture's names after the cells in USED."""
-    names, dtype = {}, torch.get_default_dtype()
-    try:
-        for cell in USED:
-            exec(compile(CELLS[cell], cell, "exec"), names)
-        yield names
-    finally:
-        torch.set_default_dtype(dtype)
 
 
 def updates_to_one_half(lecture, copying: int) -> int:

@@ -5,38 +5,13 @@ is done by hand are right. The cells the solutions build on are run as they stan
 """
 
 import base64
-import json
-import re
-from pathlib import Path
 
-import matplotlib
 import pytest
 import torch
 
-matplotlib.use("Agg")
-NOTEBOOK = Path(__file__).resolve().parents[2] / "lectures" / "01_policy_gradient.ipynb"
-NOTEBOOK_CELLS = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
-CELLS = {c["id"]: "".join(c["source"]) for c in NOTEBOOK_CELLS}
+LECTURE = "01_policy_gradient"
 USED = ["setup", "puzzle-predict", "puzzle", "staircase", "objective", "score", "score-check"]
 USED += ["keyboard", "slope", "stall", "push", "loophole"]
-
-
-@pytest.fixture(scope="module")
-def lecture():
-    """The lecture's names after the cells in USED."""
-    names, dtype = {}, torch.get_default_dtype()
-    try:
-        for cell in USED:
-            exec(compile(CELLS[cell], cell, "exec"), names)
-        yield names
-    finally:
-        torch.set_default_dtype(dtype)
-
-
-def solution(exercise: str) -> str:
-    """The code in the folded solution of an exercise."""
-    (code,) = re.findall(r"```python\n(.*?)```", CELLS[exercise], re.S)
-    return code
 
 
 def test_exercise_1_by_hand():
@@ -49,7 +24,7 @@ def test_exercise_1_by_hand():
 
 
 def test_exercise_2_the_size_of_the_nudge_decides(lecture):
-    exec(solution("exercise-2"), lecture)
+    exec(lecture.solution("exercise-2"), lecture.names)
     errors = lecture["errors"]
     assert 3 < errors["nudge by 0.5"] / errors["[PG-5], R − 0"] < 4.5  # "three to four times"
     assert 75 < errors["nudge by 0.1"] / errors["[PG-5], R − 0"] < 110  # "about ninety times"
@@ -67,13 +42,13 @@ def test_exercise_2_noise_of_nudging_grows_like_the_square_of_the_weights(lectur
 
 
 def test_exercise_3_refutes_in_ten_lines(lecture):
-    code = solution("exercise-3")
+    code = lecture.solution("exercise-3")
     assert len(code.strip().splitlines()) <= 10
-    exec(code, lecture)  # its own asserts are the claim
+    exec(code, lecture.names)  # its own asserts are the claim
 
 
 def test_the_controls_redraw_the_picture(lecture):
-    exec(CELLS["push-controls"], lecture)
+    lecture.run("push-controls")
     before = lecture["picture"].value
     lecture["strength"].value = -1
     after = lecture["picture"].value
@@ -81,9 +56,8 @@ def test_the_controls_redraw_the_picture(lecture):
     assert len({before, after, lecture["picture"].value}) == 3
 
 
-def test_the_controls_leave_a_still_picture_without_a_kernel():
-    (cell,) = (c for c in NOTEBOOK_CELLS if c["id"] == "push-controls")
-    (output,) = cell["outputs"]
+def test_the_controls_leave_a_still_picture_without_a_kernel(lecture):
+    (output,) = lecture.cells["push-controls"]["outputs"]
     assert base64.b64decode(output["data"]["image/png"]).startswith(b"\x89PNG")
     assert output["metadata"]["image/png"]["alt"]
 
@@ -109,7 +83,7 @@ def test_the_dashed_staircase_goes_down_first(lecture):
 
 
 def test_a_quarter_of_the_climbs_is_still_stuck_after_twenty_times_as_many_steps(lecture):
-    exec(CELLS["traps"], lecture)
+    lecture.run("traps")
     tables, R, stuck = lecture["tables"][lecture["stuck"]], lecture["R"], lecture["stuck"]
     assert stuck.double().mean() == pytest.approx(1 / 3, abs=0.02)
     for _ in range(28_500):

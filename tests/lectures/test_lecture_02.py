@@ -4,38 +4,13 @@ Its folded solutions run, its controls redraw the picture, and the numbers worke
 right. The cells the solutions build on are run as they stand in the notebook.
 """
 
-import json
-import re
-from pathlib import Path
-
-import matplotlib
 import pytest
 import torch
 
 from toy_models import sorting
 
-matplotlib.use("Agg")
-NOTEBOOK = Path(__file__).resolve().parents[2] / "lectures" / "02_baselines_and_advantages.ipynb"
-CELLS = {c["id"]: "".join(c["source"]) for c in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]}
+LECTURE = "02_baselines_and_advantages"
 USED = ["setup", "beginner", "puzzle-predict", "puzzle", "arms", "parabola"]
-
-
-@pytest.fixture(scope="module")
-def lecture():
-    """The lecture's names after the cells in USED."""
-    names, dtype = {}, torch.get_default_dtype()
-    try:
-        for cell in USED:
-            exec(compile(CELLS[cell], cell, "exec"), names)
-        yield names
-    finally:
-        torch.set_default_dtype(dtype)
-
-
-def solution(exercise: str) -> str:
-    """The code in the folded solution of an exercise."""
-    (code,) = re.findall(r"```python\n(.*?)```", CELLS[exercise], re.S)
-    return code
 
 
 def test_exercise_1_by_hand(lecture):
@@ -60,14 +35,14 @@ def test_exercise_1_by_hand(lecture):
 
 
 def test_exercise_2_a_baseline_per_weight(lecture):
-    exec(solution("exercise-2"), lecture)  # its own asserts are the claim
+    exec(lecture.solution("exercise-2"), lecture.names)  # its own asserts are the claim
     assert lecture["left"] > 0.5 * lecture["best"]  # "the gain is small"
 
 
 def test_exercise_3_refutes_in_ten_lines(lecture):
-    code = solution("exercise-3")
+    code = lecture.solution("exercise-3")
     assert len(code.strip().splitlines()) <= 10
-    exec(code, lecture)
+    exec(code, lecture.names)
     assert lecture["costs"][0] / lecture["arm_variance"](0.9, (1.0, 0.0), 0.0) == pytest.approx(64)
 
 
@@ -148,7 +123,7 @@ def test_where_the_widget_answers_say(lecture):
 
 
 def test_the_controls_redraw_the_picture(lecture):
-    exec(CELLS["controls"], lecture)
+    lecture.run("controls")
     before = lecture["picture"].value
     lecture["skill"].value = 4
     after = lecture["picture"].value

@@ -6,12 +6,8 @@ in the notebook.
 """
 
 import base64
-import json
 import math
-import re
-from pathlib import Path
 
-import matplotlib
 import pytest
 import torch
 from torch.nn.functional import cosine_similarity
@@ -19,30 +15,9 @@ from torch.nn.functional import cosine_similarity
 from lectures.widgets import ClipRegion
 from policy_gradients import effective_sample_size, ppo_clip
 
-matplotlib.use("Agg")
-NOTEBOOK = Path(__file__).resolve().parents[2] / "lectures" / "03_ratios_and_clipping.ipynb"
-ALL_CELLS = {cell["id"]: cell for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]}
-CELLS = {name: "".join(cell["source"]) for name, cell in ALL_CELLS.items()}
+LECTURE = "03_ratios_and_clipping"
 USED = ["setup", "puzzle-predict", "puzzle", "importance", "dropped", "surrogate", "promise"]
 USED += ["six-regions", "fact-predict", "fact", "compass", "bugs"]
-
-
-@pytest.fixture(scope="module")
-def lecture():
-    """The lecture's names after the cells in USED."""
-    names, dtype = {}, torch.get_default_dtype()
-    try:
-        for cell in USED:
-            exec(compile(CELLS[cell], cell, "exec"), names)
-        yield names
-    finally:
-        torch.set_default_dtype(dtype)
-
-
-def solution(exercise: str) -> str:
-    """The code in the folded solution of an exercise."""
-    (code,) = re.findall(r"```python\n(.*?)```", CELLS[exercise], re.S)
-    return code
 
 
 def push(probability: float, old: float, advantage: float, **knobs) -> float:
@@ -67,16 +42,16 @@ def test_exercise_1_by_hand():
 
 
 def test_exercise_2_stopping_insures_as_well_as_the_clip(lecture):
-    exec(solution("exercise-2"), lecture)
+    exec(lecture.solution("exercise-2"), lecture.names)
     clip = lecture["train"](lecture["clipped"](0.2), 64)[0][-1]
     assert lecture["J"].mean() > clip.mean() - 0.1
     assert lecture["J"].mean() > lecture["many"][-1].mean() + 0.4  # the plain loss, as often
 
 
 def test_exercise_3_refutes_in_ten_lines(lecture):
-    code = solution("exercise-3")
+    code = lecture.solution("exercise-3")
     assert len(code.strip().splitlines()) <= 10
-    exec(code, lecture)  # its own asserts are the claim
+    exec(code, lecture.names)  # its own asserts are the claim
 
 
 def test_plain_loss_is_one_long_step_only_on_a_table_and_centred(lecture):
@@ -210,8 +185,8 @@ def test_numbers_of_the_widget_answers():
     assert tight.counts["positive"]["inside"] + tight.counts["negative"]["inside"] < 10
 
 
-def test_saved_widget_is_a_picture_with_the_state_to_revive_it():
-    (output,) = ALL_CELLS["widget"]["outputs"]
+def test_saved_widget_is_a_picture_with_the_state_to_revive_it(lecture):
+    (output,) = lecture.cells["widget"]["outputs"]
     assert base64.b64decode("".join(output["data"]["image/png"])).startswith(b"\x89PNG")
     assert not any("widget" in kind for kind in output["data"])
     saved = output["metadata"]["policy_gradients_course"]
