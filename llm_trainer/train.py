@@ -45,6 +45,8 @@ from policy_gradients.filters import dapo_filter
 
 NO_SIGNAL_LIMIT = 20  # steps in a row without anything to learn from
 MANY_CUT = 0.9  # share of answers without an end token, above which length is what is wrong
+TOO_LONG = "Nearly all answers are cut: raise max_new_tokens, or lower lr if they used to end"
+TOO_HARD = "Use easier words, a better starting model, a larger group or a higher temperature"
 
 
 class NoSignalError(RunError):
@@ -76,8 +78,9 @@ def train(
     """Train as `config` says and return the log.
 
     loss: a function with the signature of `policy_gradients.algorithms.grpo_loss`, used in place
-    of the row's loss; advantages, clip distances and the rest still come from the row. If it
-    takes `tokens` or `length`, it gets the step's response tokens and the token limit.
+    of the row's loss; advantages, clip distances and the rest still come from the row, and with
+    kl_coef its KL is added. If it takes `tokens` or `length`, it gets the step's response tokens
+    and the token limit.
 
     Raises ConfigError (before anything is written), InvariantError, NonFiniteError, NoSignalError.
     """
@@ -173,31 +176,21 @@ def train(
 def check_signal(idle: int, metrics: dict[str, Any]) -> None:
     """A few steps without contrast are normal near the end; many at low accuracy are not."""
     if idle >= NO_SIGNAL_LIMIT and metrics["reward/exact"] < 0.5:
-        cut = metrics["length/truncated"]
+        many_cut = metrics["length/truncated"] > MANY_CUT
         raise NoSignalError(
             f"step {metrics['step']}: no group of the last {idle} steps can teach anything; their "
             f"rewards are all alike (mean {metrics['reward/mean']:.3g}). "
-            + (
-                f"{cut:.0%} of the answers were cut: raise max_new_tokens, or lower lr if they "
-                "used to end"
-                if cut > MANY_CUT
-                else "Use easier words, a better starting model, a larger group or a higher "
-                "temperature"
-            )
+            + (TOO_LONG if many_cut else TOO_HARD)
         )
 
 
 def verdict(history: list[dict[str, Any]]) -> str:
     """What a finished run should not hide: it got worse, or its answers no longer end."""
-    exact = [line["eval/exact"] for line in history if "eval/exact" in line]
-    cut = history[-1].get("length/truncated", 0.0)
-    if exact[-1] < exact[0]:
-        return (
-            f"warning: held-out exact fell from {exact[0]:.1%} to {exact[-1]:.1%}; try a smaller lr"
-        )
-    if cut > MANY_CUT:
-        return f"warning: {cut:.0%} of the answers are cut at max_new_tokens; raise it, or lower lr"
-    return f"held-out exact rose from {exact[0]:.1%} to {exact[-1]:.1%}"
+    first, *_, last = [line["eval/exact"] for line in history if "eval/exact" in line] * 2
+    text = f"held-out exact went from {first:.1%} to {last:.1%}"
+    if history[-1].get("length/truncated", 0.0) > MANY_CUT:
+        return f"warning: {text}. {TOO_LONG}"
+    return f"warning: {text}. Try a smaller lr" if last < first else text
 
 
 def collect(
