@@ -1,20 +1,8 @@
 """hw1/batch_centered: the mean of the whole batch as baseline."""
 
-from autograder.cases import Case
 from autograder.questions.base import Mistake, Question, excluding
+from autograder.questions.hw1 import common
 from policy_gradients.advantages import batch_centered
-
-
-def generate(draw, final):
-    sizes = [(4, 3), (2, 6), (3, 2)] if final else [(3, 4), (5, 2), (2, 3)]
-    cases = [
-        Case(name=f"{prompts} prompts, {group} responses", args=(draw.rewards(prompts, group),))
-        for prompts, group in sizes
-    ]
-    rewards = 10 * draw.rewards(3, 4)  # far above any usual clip
-    rewards[1] = 0.625
-    cases.append(Case(name="one group all equal", args=(rewards,)))
-    return cases
 
 
 def buggy(rewards, *, mistakes=frozenset()):
@@ -42,29 +30,14 @@ def buggy(rewards, *, mistakes=frozenset()):
         mean = (rewards.sum() - rewards) / (rewards.numel() - 1)
     else:
         mean = rewards.mean()
-    if "sign" in mistakes:
-        out = mean - rewards
-    elif "added" in mistakes:
-        out = rewards + mean
-    elif "divided_by_mean" in mistakes:
-        out = (rewards - mean) / mean
-    elif "baseline_returned" in mistakes:
-        out = rewards * 0 + mean
-    else:
-        out = rewards - mean
-    if "ratio" in mistakes:
-        out = rewards / mean
+    out = common.compare(rewards, mean, mistakes)
     if "group_standardised" in mistakes:
         out = out / (rewards.std(1, keepdim=True) + 1e-4)
     elif "standardised" in mistakes:
         out = out / rewards.std()
     elif "standardised_ddof_0" in mistakes:
         out = out / rewards.std(correction=0)
-    if "flattened" in mistakes:
-        out = out.flatten()
-    elif "column" in mistakes:
-        out = out.reshape(-1, 1)
-    return out
+    return common.reshape(out, mistakes)
 
 
 WHERE = "02, [BL-6]"
@@ -118,12 +91,7 @@ MISTAKES = (
         "The advantages of a batch have to add up to 0.",
         WHERE,
     ),
-    Mistake(
-        "ratio",
-        "The rewards are divided by the mean instead of compared with it by subtraction.",
-        "Advantage = reward - baseline.",
-        WHERE,
-    ),
+    *common.mistakes(WHERE, "ratio"),
     Mistake(
         "median",
         "The median is subtracted instead of the mean.",
@@ -154,26 +122,10 @@ MISTAKES = (
         "The advantages of a batch have to add up to 0.",
         WHERE,
     ),
-    Mistake(
-        "divided_by_mean", "The difference is also divided by the mean.", "Only subtract.", WHERE
-    ),
-    Mistake(
-        "baseline_returned",
-        "The baseline is returned instead of the advantage.",
-        "Advantage = reward - baseline.",
-        WHERE,
-    ),
-    Mistake(
-        "standardised",
+    *common.mistakes(WHERE, "divided_by_mean", "baseline_returned"),
+    *common.standardised(
         "The result is also divided by the standard deviation.",
         "Only subtract; dividing by a spread is another method.",
-        "02, [BL-10]",
-    ),
-    Mistake(
-        "standardised_ddof_0",
-        "The result is also divided by the standard deviation.",
-        "Only subtract; dividing by a spread is another method.",
-        "02, [BL-10]",
     ),
     Mistake(
         "group_standardised",
@@ -181,18 +133,7 @@ MISTAKES = (
         "Only subtract; dividing by a spread is another method.",
         "02, [BL-10]",
     ),
-    Mistake(
-        "flattened",
-        "The result is flattened: the axes (prompts, group) are gone.",
-        "Return the shape you were given.",
-        WHERE,
-    ),
-    Mistake(
-        "column",
-        "The result has the shape (batch, 1): the axes (prompts, group) are gone.",
-        "Return the shape you were given; the caller flattens.",
-        WHERE,
-    ),
+    *common.mistakes(WHERE, "flattened", "column"),
 )
 
 QUESTION = Question(
@@ -201,7 +142,7 @@ QUESTION = Question(
     points=1,
     signature="(rewards)",
     lecture=WHERE,
-    generate=generate,
+    generate=common.generate,
     reference=batch_centered,
     buggy=buggy,
     mistakes=MISTAKES,

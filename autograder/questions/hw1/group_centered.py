@@ -1,20 +1,8 @@
 """hw1/group_centered: the mean of a prompt's own responses as baseline (Dr. GRPO)."""
 
-from autograder.cases import Case
 from autograder.questions.base import Mistake, Question, excluding
+from autograder.questions.hw1 import common
 from policy_gradients.advantages import group_centered
-
-
-def generate(draw, final):
-    sizes = [(4, 3), (2, 6), (3, 2)] if final else [(3, 4), (5, 2), (2, 3)]
-    cases = [
-        Case(name=f"{prompts} prompts, {group} responses", args=(draw.rewards(prompts, group),))
-        for prompts, group in sizes
-    ]
-    rewards = 10 * draw.rewards(3, 4)  # far above any usual clip
-    rewards[1] = 0.625
-    cases.append(Case(name="one group all equal", args=(rewards,)))
-    return cases
 
 
 def buggy(rewards, *, mistakes=frozenset()):
@@ -46,18 +34,7 @@ def buggy(rewards, *, mistakes=frozenset()):
         mean = rewards.mean(1, keepdim=True) + rewards.mean(0, keepdim=True) - rewards.mean()
     else:
         mean = rewards.mean(axis, keepdim=True)
-    if "sign" in mistakes:
-        out = mean - rewards
-    elif "added" in mistakes:
-        out = rewards + mean
-    elif "divided_by_mean" in mistakes:
-        out = (rewards - mean) / mean
-    elif "baseline_returned" in mistakes:
-        out = rewards * 0 + mean
-    else:
-        out = rewards - mean
-    if "ratio" in mistakes:
-        out = rewards / mean
+    out = common.compare(rewards, mean, mistakes)
     if "leave_one_out" in mistakes:
         out = out * group / (group - 1)
     elif "factor_twice" in mistakes:
@@ -66,17 +43,10 @@ def buggy(rewards, *, mistakes=frozenset()):
         out = out / group
     if "batch_standardised" in mistakes:
         out = out / rewards.std()
-    elif "standardised" in mistakes:
-        out = out / (rewards.std(axis, keepdim=True) + 1e-4)
-    elif "standardised_ddof_0" in mistakes:
-        out = out / (rewards.std(axis, correction=0, keepdim=True) + 1e-4)
+    out = common.divide_by_spread(out, rewards, axis, mistakes)
     if "interleaved" in mistakes:
         out = out.T.reshape(prompts, group)
-    if "flattened" in mistakes:
-        out = out.flatten()
-    elif "column" in mistakes:
-        out = out.reshape(-1, 1)
-    return out
+    return common.reshape(out, mistakes)
 
 
 WHERE = "02, [BL-7]"
@@ -87,13 +57,7 @@ MISTAKES = (
         "Each prompt has its own mean; compare answers to the same prompt only.",
         WHERE,
     ),
-    Mistake(
-        "wrong_axis",
-        "The mean runs over the wrong axis: over prompts instead of over the responses to "
-        "one prompt.",
-        "rewards is (prompts, group): a group is a row.",
-        WHERE,
-    ),
+    *common.mistakes(WHERE, "wrong_axis"),
     Mistake(
         "interleaved",
         "Groups are read interleaved: the responses to one prompt are taken to lie apart "
@@ -161,12 +125,7 @@ MISTAKES = (
         "The i-th answers to different prompts have nothing in common; centre the rows only.",
         WHERE,
     ),
-    Mistake(
-        "ratio",
-        "The rewards are divided by the mean instead of compared with it by subtraction.",
-        "Advantage = reward - baseline.",
-        WHERE,
-    ),
+    *common.mistakes(WHERE, "ratio"),
     Mistake(
         "batch_standardised",
         "The result is also divided by the standard deviation of the batch.",
@@ -185,15 +144,7 @@ MISTAKES = (
         "The advantages of a group have to add up to 0.",
         WHERE,
     ),
-    Mistake(
-        "divided_by_mean", "The difference is also divided by the mean.", "Only subtract.", WHERE
-    ),
-    Mistake(
-        "baseline_returned",
-        "The baseline is returned instead of the advantage.",
-        "Advantage = reward - baseline.",
-        WHERE,
-    ),
+    *common.mistakes(WHERE, "divided_by_mean", "baseline_returned"),
     Mistake(
         "leave_one_out",
         "The own reward is left out of the mean: that is leave-one-out, larger by the "
@@ -213,30 +164,11 @@ MISTAKES = (
         "Only subtract; averaging over responses belongs to the loss.",
         WHERE,
     ),
-    Mistake(
-        "standardised",
+    *common.standardised(
         "The result is also divided by the standard deviation of the group.",
         "Dr. GRPO leaves the spread alone; dividing is the next question.",
-        "02, [BL-10]",
     ),
-    Mistake(
-        "standardised_ddof_0",
-        "The result is also divided by the standard deviation of the group.",
-        "Dr. GRPO leaves the spread alone; dividing is the next question.",
-        "02, [BL-10]",
-    ),
-    Mistake(
-        "flattened",
-        "The result is flattened: the axes (prompts, group) are gone.",
-        "Return the shape you were given.",
-        WHERE,
-    ),
-    Mistake(
-        "column",
-        "The result has the shape (batch, 1): the axes (prompts, group) are gone.",
-        "Return the shape you were given; the caller flattens.",
-        WHERE,
-    ),
+    *common.mistakes(WHERE, "flattened", "column"),
 )
 
 QUESTION = Question(
@@ -245,7 +177,7 @@ QUESTION = Question(
     points=2,
     signature="(rewards)",
     lecture=WHERE,
-    generate=generate,
+    generate=common.generate,
     reference=group_centered,
     buggy=buggy,
     mistakes=MISTAKES,

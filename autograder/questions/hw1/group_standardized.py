@@ -4,6 +4,7 @@ import torch
 
 from autograder.cases import Case
 from autograder.questions.base import Mistake, Question, excluding
+from autograder.questions.hw1 import common
 from policy_gradients.advantages import group_standardized
 
 
@@ -114,9 +115,7 @@ def buggy(rewards, *, eps=1e-4, ddof=1, mistakes=frozenset()):
         out = out.clamp(-5, 5)
     elif "clamped_at_10" in mistakes:
         out = out.clamp(-10, 10)
-    if "flattened" in mistakes:
-        out = out.flatten()
-    return out
+    return common.reshape(out, mistakes)
 
 
 WHERE = "02, [BL-10]"
@@ -312,12 +311,7 @@ MISTAKES = (
             ("clamped_at_10", 10),
         )
     ),
-    Mistake(
-        "flattened",
-        "The result is flattened: the axes (prompts, group) are gone.",
-        "Return the shape you were given.",
-        WHERE,
-    ),
+    *common.mistakes(WHERE, "flattened"),
 )
 
 QUESTION = Question(

@@ -2,21 +2,9 @@
 
 import torch
 
-from autograder.cases import Case
 from autograder.questions.base import Mistake, Question, excluding
+from autograder.questions.hw1 import common
 from policy_gradients.advantages import leave_one_out
-
-
-def generate(draw, final):
-    sizes = [(4, 3), (2, 6), (3, 2)] if final else [(3, 4), (5, 2), (2, 3)]
-    cases = [
-        Case(name=f"{prompts} prompts, {group} responses", args=(draw.rewards(prompts, group),))
-        for prompts, group in sizes
-    ]
-    rewards = 10 * draw.rewards(3, 4)  # far above any usual clip
-    rewards[1] = 0.625
-    cases.append(Case(name="one group all equal", args=(rewards,)))
-    return cases
 
 
 def buggy(rewards, *, mistakes=frozenset()):
@@ -65,29 +53,17 @@ def buggy(rewards, *, mistakes=frozenset()):
         baseline = rewards.roll(-1, dims=axis)
     else:
         baseline = (total - rewards) / (count - 1)
-    if "sign" in mistakes:
-        out = baseline - rewards
-    elif "added" in mistakes:
-        out = rewards + baseline
-    elif "baseline_returned" in mistakes:
-        out = baseline
-    else:
-        out = rewards - baseline
+    out = common.compare(rewards, baseline, mistakes)
+    if "baseline_returned" in mistakes:
+        out = baseline  # in its own shape: (prompts, 1) or a scalar when the own reward is in it
     if "factor_inverted" in mistakes:
         out = out * (count - 1) ** 2 / count**2
     elif "factor_twice" in mistakes:
         out = out * count / (count - 1)
     if "divided_by_group" in mistakes:
         out = out / count
-    if "standardised" in mistakes:
-        out = out / (rewards.std(axis, keepdim=True) + 1e-4)
-    elif "standardised_ddof_0" in mistakes:
-        out = out / (rewards.std(axis, correction=0, keepdim=True) + 1e-4)
-    if "flattened" in mistakes:
-        out = out.flatten()
-    elif "column" in mistakes:
-        out = out.reshape(-1, 1)
-    return out
+    out = common.divide_by_spread(out, rewards, axis, mistakes)
+    return common.reshape(out, mistakes)
 
 
 WHERE = "02, [BL-8]"
@@ -189,13 +165,7 @@ MISTAKES = (
         "Compare with answers to the same prompt only.",
         WHERE,
     ),
-    Mistake(
-        "wrong_axis",
-        "The mean runs over the wrong axis: over prompts instead of over the responses to "
-        "one prompt.",
-        "rewards is (prompts, group): a group is a row.",
-        WHERE,
-    ),
+    *common.mistakes(WHERE, "wrong_axis"),
     Mistake(
         "sign",
         "The sign is flipped: baseline minus reward.",
@@ -208,12 +178,7 @@ MISTAKES = (
         "The advantages of a group have to add up to 0.",
         WHERE,
     ),
-    Mistake(
-        "baseline_returned",
-        "The baseline is returned instead of the advantage.",
-        "Advantage = reward - baseline.",
-        WHERE,
-    ),
+    *common.mistakes(WHERE, "baseline_returned"),
     Mistake(
         "factor_twice",
         "The factor G/(G-1) is applied on top of leaving one out, which already contains it.",
@@ -226,30 +191,11 @@ MISTAKES = (
         "Averaging over responses belongs to the loss.",
         WHERE,
     ),
-    Mistake(
-        "standardised",
+    *common.standardised(
         "The result is also divided by the standard deviation of the group.",
         "RLOO leaves the spread alone.",
-        "02, [BL-10]",
     ),
-    Mistake(
-        "standardised_ddof_0",
-        "The result is also divided by the standard deviation of the group.",
-        "RLOO leaves the spread alone.",
-        "02, [BL-10]",
-    ),
-    Mistake(
-        "flattened",
-        "The result is flattened: the axes (prompts, group) are gone.",
-        "Return the shape you were given.",
-        WHERE,
-    ),
-    Mistake(
-        "column",
-        "The result has the shape (batch, 1): the axes (prompts, group) are gone.",
-        "Return the shape you were given; the caller flattens.",
-        WHERE,
-    ),
+    *common.mistakes(WHERE, "flattened", "column"),
 )
 
 QUESTION = Question(
@@ -258,7 +204,7 @@ QUESTION = Question(
     points=2,
     signature="(rewards)",
     lecture=WHERE,
-    generate=generate,
+    generate=common.generate,
     reference=leave_one_out,
     buggy=buggy,
     mistakes=MISTAKES,
