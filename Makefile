@@ -19,13 +19,13 @@ setup: ## create .venv and install everything (each command below does this firs
 lab: setup ## open JupyterLab on the course's start page
 	@$(RUN) -m jupyterlab $(LAB_ARGS) --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/lectures/README.md
 
-test: setup ## run the whole test suite (lint, imports, notebooks, browser)
+test: setup ## run the whole test suite (the browser tests need chromium)
 	@$(RUN) -m pytest $(ARGS)
 
 lectures: setup ## run all lectures from fresh kernels and print the seconds (ARGS="--out DIR")
 	@$(RUN) -m lectures.execute $(ARGS)
 
-homework: setup ## regenerate homework/ from solutions/
+homework: setup ## for instructors: regenerate homework/ from solutions/ (replaces what is there)
 	@$(RUN) -m autograder release
 
 grade: setup ## grade a folder of submissions: make grade HW=hw1_policy_gradient [DIR=submissions]

@@ -145,6 +145,8 @@ def run_release(arguments) -> int:
         print(f"homework/{homework}: " + ("was out of date" if changes else "up to date"))
         for change in changes:
             print(f"  {change.what}{'' if arguments.check else ', now written'}: {change.path}")
+        if changes and not arguments.check:
+            print("  What stood there before, answers of yours included: .autograder/backups/")
         if homework == make.HOMEWORK and not arguments.check:
             make.make(make.TARGET)  # the example submissions are made from the release
     if arguments.check and stale:

@@ -25,7 +25,8 @@ def self_check(path: Path) -> int:
     rows = []
     for mark in result.marks:
         hint = f" Hint: {mark.details['hint']}" if mark.details["hint"] else ""
-        text = "passes" if mark.status == "right" else printable(mark.cause + hint)
+        cause = f"{mark.cause}".rstrip(".") + "."
+        text = "passes" if mark.status == "right" else printable(cause + hint)
         rows.append((mark.id, f"{mark.points:g}/{mark.max_points:g}", text))
     print(f"{path.name} as {release.name}, on the visible cases\n")
     print(table(rows, ("question", "points", "verdict")))

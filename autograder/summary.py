@@ -50,7 +50,7 @@ def summary(release, results, output: Path) -> str:
         rows.append((result.student, f"{points:g}", text))
     maximum = sum(q.points for q in release.questions)
     lines = [
-        f"{release.name}: {len(results)} submissions, {maximum:g} automatic points",
+        f"{release.name}: {len(results)} submission{'s'[: len(results) != 1]}, {maximum:g} points",
         "",
         table(rows, ("student", "points", "notes")),
     ]

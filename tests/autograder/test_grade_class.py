@@ -64,7 +64,8 @@ def page(output, student):
     return (output / "feedback" / student / f"{HOMEWORK}.html").read_text("utf-8")
 
 
-def test_the_committed_examples_are_those_of_the_release(tmp_path):
+def test_the_committed_examples_are_those_of_the_release(tmp_path, committed):
+    committed(ROOT / "homework" / HOMEWORK / f"{HOMEWORK}.ipynb")
     make(tmp_path / "examples")
     fresh = {p.relative_to(tmp_path / "examples"): p for p in (tmp_path / "examples").rglob("*.*")}
     kept = {p.relative_to(EXAMPLES): p for p in EXAMPLES.rglob("*.*")}

@@ -32,17 +32,20 @@ def edit(course, change):
 
 
 @pytest.mark.parametrize("homework", homeworks())
-def test_homework_is_what_release_would_generate(homework):
+def test_homework_is_what_release_would_generate(homework, committed):
+    committed(ROOT / "homework" / homework / f"{homework}.ipynb")
     assert release(homework, check=True) == []
 
 
-def test_two_generations_are_byte_for_byte_equal(tmp_path):
+def test_two_generations_are_byte_for_byte_equal(tmp_path, committed):
+    committed(TARGET)
     first = generate(HOMEWORK, ROOT, tmp_path / "one") / TARGET.name
     second = generate(HOMEWORK, ROOT, tmp_path / "two") / TARGET.name
     assert first.read_bytes() == second.read_bytes() == TARGET.read_bytes()
 
 
-def test_the_release_holds_ids_no_outputs_and_no_solution():
+def test_the_release_holds_ids_no_outputs_and_no_solution(committed):
+    committed(TARGET)
     notebook = json.loads(TARGET.read_text("utf-8"))
     assert all(cell["id"] for cell in notebook["cells"])
     assert not any(cell.get("outputs") for cell in notebook["cells"])
@@ -115,8 +118,9 @@ def test_a_malformed_solution_is_refused_and_the_release_stays(course, damage):
     assert (course / "homework" / HOMEWORK / TARGET.name).read_bytes() == old
 
 
-def test_a_leaked_line_is_seen(tmp_path):
+def test_a_leaked_line_is_seen(tmp_path, committed):
     """Had nbgrader left a line of a solution in, verify would say so."""
+    committed(TARGET)
     secret, public = solution_lines(json.loads(SOURCE.read_text("utf-8"))["cells"])
     released = json.loads(TARGET.read_text("utf-8"))
     released["cells"][0]["source"] = min(secret - public)

@@ -12,10 +12,16 @@ import policy_gradients
 
 ROOT = Path(__file__).resolve().parents[2]
 LECTURES = sorted((ROOT / "lectures").glob("[0-9][0-9]_*.ipynb"))
-HANDED_OUT = sorted([*(ROOT / "homework").rglob("*.ipynb"), *(ROOT / "solutions").rglob("*.ipynb")])
+HANDED_OUT = sorted(p for r in ("homework", "solutions") for p in (ROOT / r).glob("*/*.ipynb"))
 MACHINE_PATH = re.compile(r"(/home/|/root/|/tmp/|/work/|/Users/|[A-Z]:\\\\)")
 lecture = pytest.mark.parametrize("path", LECTURES, ids=lambda p: p.stem)
 notebook = pytest.mark.parametrize("path", [*LECTURES, *HANDED_OUT], ids=lambda p: p.stem)
+
+
+@pytest.fixture(autouse=True)
+def untouched(request, committed):
+    if "path" in request.fixturenames:
+        committed(request.getfixturevalue("path"))
 
 
 def read(path: Path) -> dict:
