@@ -58,7 +58,7 @@ def check_machine() -> None:
     if sys.version_info < (3, 11):
         stop(
             f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}; "
-            "install one and run it as `make PYTHON=python3.12 ...`"
+            "install one and name it: `python3.12 bootstrap.py` or `make PYTHON=python3.12 ...`"
         )
     try:
         import ensurepip  # noqa: F401
