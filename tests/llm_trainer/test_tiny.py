@@ -88,10 +88,11 @@ def test_the_same_seed_gives_the_same_weights():
 
 def test_the_warm_start_goes_on_while_short_words_are_wrong(monkeypatch):
     monkeypatch.setattr(tiny, "EXTRA_UPDATES", 3)
+    monkeypatch.setattr(tiny, "EXTRA_ROUNDS", 2)
     _, report = tiny.train_warm_start(
         TaskConfig(), WarmstartConfig(steps=1, short_exact=1.0), quiet=True
     )
-    assert report["updates"] == 1 + 5 * 3
+    assert report["updates"] == 1 + 2 * 3
 
 
 def test_demonstrations_are_mixed_as_described():
