@@ -52,7 +52,8 @@ def group_standardized(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-4) -> 
 
     Shao et al. 2024 (GRPO, arXiv 2402.03300), section 4.1.2, which says neither ddof nor eps;
     large trainers ship either ddof. eps is added to the standard deviation, not to the variance.
-    Dividing by the spread gives very easy and very hard prompts more weight (Lecture 08).
+    From G = 4 on, dividing by the spread of 0/1 rewards gives very easy and very hard prompts more
+    weight (Lecture 08).
 
     Args:
         rewards: (prompts, group).

@@ -1,7 +1,8 @@
 """What to watch beside the loss. Nothing here has a gradient; padding is never felt (Lecture 11).
 
-The loss of a policy gradient says little: it is 0 for centred advantages at the first step and
-may rise while the policy gets better. These numbers say more.
+The loss of a policy gradient says little: at the first step it is 0 for a ratio averaged per
+sequence with centred advantages, and −Cov(A, log π) for REINFORCE; it may rise while the policy
+gets better. These numbers say more.
 """
 
 from typing import NamedTuple

@@ -22,7 +22,8 @@ def token_log_probs(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0)
             nothing is shifted here.
         tokens: (batch, time) token ids, integers in 0 … vocab − 1.
         temperature: the temperature the tokens were sampled with. Scoring at another one
-            makes every ratio wrong from the first step on (Lecture 11).
+            than `logp_old` makes every ratio wrong from the first step on; scoring both wrong
+            hides it (Lecture 11).
 
     Returns:
         (batch, time) natural-log probabilities, nats.

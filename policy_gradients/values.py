@@ -15,9 +15,9 @@ def value_loss(
     ½ max( (V − R)², (V_old + clamp(V − V_old, −c, c) − R)² )         clip = c
 
     The ½ is included: the gradient without clipping is V − R. The maximum is the pessimistic
-    choice: the gradient dies once V has moved more than c towards R, and stays where V has
-    moved away. Neither the ½ nor the clip is in the text of the PPO paper (its eq. 9 has the
-    plain square); both come from OpenAI's Baselines (ppo2).
+    choice: the gradient dies once V has moved more than c towards R, short of overshooting it, and
+    stays where V has moved away. Neither the ½ nor the clip is in the text of the PPO paper (its
+    eq. 9 has the plain square); both come from OpenAI's Baselines (ppo2).
 
     Args:
         values: (batch, time) V, in the unit of the rewards.

@@ -41,9 +41,11 @@ class Lecture:
 
 
 @pytest.fixture(scope="module")
-def lecture(request):
+def lecture(request, committed):
     """The module's LECTURE after the cells in USED."""
-    notebook = json.loads((LECTURES / f"{request.module.LECTURE}.ipynb").read_text("utf-8"))
+    path = LECTURES / f"{request.module.LECTURE}.ipynb"
+    committed(path)
+    notebook = json.loads(path.read_text("utf-8"))
     lecture = Lecture({cell["id"]: cell for cell in notebook["cells"]})
     dtype = torch.get_default_dtype()
     try:

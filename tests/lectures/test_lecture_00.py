@@ -27,3 +27,17 @@ def test_by_hand_entropy_and_divergences():
     assert -(p * p.log()).sum() == pytest.approx(1.040, abs=5e-4)
     assert (p * (p / q).log()).sum() == pytest.approx(0.059, abs=5e-4)
     assert (q * (q / p).log()).sum() == pytest.approx(0.057, abs=5e-4)
+
+
+def test_twenty_blind_verdicts_tell_two_thirds_of_an_answer():
+    """Right or wrong, for guesses drawn blindly from 27 answers of which one is right."""
+    answers, verdicts = 27, 20
+    distinct = torch.zeros(answers + 1)  # probability of having guessed d different answers
+    distinct[0] = 1
+    d = torch.arange(answers + 1.0)
+    for _ in range(verdicts):
+        again = distinct * d / answers
+        distinct = again + torch.cat([torch.zeros(1), distinct * (answers - d) / answers])[:-1]
+    left = (answers - d) / answers  # probability that the right one is not among them
+    unknown = left * torch.where(left > 0, answers - d, 1.0).log()
+    assert (distinct * (torch.tensor(27.0).log() - unknown)).sum() == pytest.approx(2.10, abs=0.01)

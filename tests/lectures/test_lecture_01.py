@@ -90,3 +90,25 @@ def test_a_quarter_of_the_climbs_is_still_stuck_after_twenty_times_as_many_steps
         tables = tables + lecture["uphill"](tables, R)
     still = (lecture["chances"](tables) @ R < 4.5).sum() / len(stuck)
     assert still == pytest.approx(0.25, abs=0.02)
+
+
+def test_pushing_a_wrong_answer_down_lifts_few_and_often_not_the_right_one(lecture):
+    u = lecture["scores_of"](lecture["start"], lecture["answers"]).flatten(1)  # (answer, weight)
+    rises = u @ u.T < 0  # (pushed down, other): to first order, as exp(-step u·u)
+    right = lecture["hit"].argmax()
+    wrong = torch.arange(27) != right
+    assert rises[wrong].sum(1).double().mean() == pytest.approx(14, abs=0.5)
+    assert (~rises[wrong, right]).sum() == 18
+
+
+def test_the_wait_is_longer_than_the_formula_by_the_shares_in_the_text(lecture):
+    shares = []
+    for head_start in (0, -1, -2):
+        table, wait = lecture["start"] + head_start * torch.eye(3), 0
+        first = lecture["scores_of"](table, lecture["target"][None]).square().sum()
+        p = start = (lecture["chances"](table) @ lecture["hit"]).item()
+        while p < 0.5:
+            table, wait = table + lecture["uphill"](table, lecture["hit"]), wait + 1
+            p = (lecture["chances"](table) @ lecture["hit"]).item()
+        shares.append(wait * start * first.item() - 1)
+    assert shares == pytest.approx([0.61, 0.22, 0.06], abs=0.03)
