@@ -94,7 +94,7 @@ class WarmstartConfig(Section):
     seed: int = knob(0, "seed of weights and demonstrations", "-", "0 to 2⁶³ − 1", **SEEDS)
     steps: int = knob(420, "supervised updates", "updates", "1 to 65536", **COUNT)
     batch: int = knob(32, "demonstrations per update", "sequences", "1 to 65536", **COUNT)
-    lr: float = knob(3e-3, "peak learning rate", "per update", "above 0", gt=0)
+    lr: float = knob(3e-3, "peak learning rate", "per update", "above 0, to 1", gt=0, le=1)
     always_right: int = knob(4, "words up to here are shown right", "letters", "0 or more", ge=0)
     right_share: float = knob(
         0.32, "share of right demonstrations for longer words", "-", "0 to 1", ge=0, le=1
@@ -153,9 +153,9 @@ class Config(Section):
     )
 
     # optimiser
-    lr: float = knob(5e-4, "learning rate after warm-up", "per update", "above 0", gt=0)
+    lr: float = knob(5e-4, "learning rate after warm-up", "per update", "above 0, to 1", gt=0, le=1)
     lr_warmup: int = knob(5, "updates of linear warm-up", "updates", "0 or more", ge=0)
-    weight_decay: float = knob(0.0, "AdamW's decay", "per update", "0 or more", ge=0)
+    weight_decay: float = knob(0.0, "AdamW's decay", "per update", "0 to 1", ge=0, le=1)
     max_grad_norm: float = knob(1.0, "gradient norm is clipped to this", "-", "above 0", gt=0)
 
     # length of the run

@@ -12,6 +12,7 @@ from einops import repeat
 from torch import Tensor
 from torch.nn import functional as F
 
+from llm_trainer.config import RunError
 from llm_trainer.models import Policy
 from policy_gradients.logprobs import response_mask
 
@@ -69,6 +70,7 @@ def sample(
     """`group` responses per prompt. `generator=None` decodes greedily (then logp is meaningless).
 
     Shapes: prompts (P, prompt_time) → responses (P·G, time), time ≤ max_new_tokens.
+    Raises RunError for weights that are no longer finite.
     """
     batch = len(prompts.tokens) * group
     tokens = prompts.tokens.new_full((batch, max_new_tokens), policy.pad_id)
@@ -78,6 +80,8 @@ def sample(
     logits = policy.forward(
         prompts.tokens, prompts.attention, prompts.positions, cache=cache, keep=1
     )[:, -1]  # (prompts, vocabulary): each prompt once
+    if not torch.isfinite(logits).all():
+        raise RunError("the policy's logits are NaN or infinite: its weights are. Try a smaller lr")
     cache.batch_repeat_interleave(group)
     logits = repeat(logits, "p v -> (p g) v", g=group)
     attention = repeat(prompts.attention, "p t -> (p g) t", g=group)

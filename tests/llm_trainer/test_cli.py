@@ -55,6 +55,8 @@ def run(*arguments, cwd=None):
         ("threads=100000000000", ["threads", "1 to 1024"]),
         ("temperature=1e-40", ["temperature", "0.001 or more"]),
         ("max_new_tokens=5", ["max_new_tokens = 5", "6 tokens"]),
+        ("lr=1e30", ["lr", "above 0, to 1"]),
+        ("weight_decay=1e300", ["weight_decay", "0 to 1"]),
         ("eps_low=0", ["eps_low = 0", "1e-4 or more"]),
         ("model=runs/nope", ["model = 'runs/nope'", "no such folder"]),
     ],

@@ -7,6 +7,7 @@ import torch
 
 from llm_trainer import evaluate as evaluate_module
 from llm_trainer.batch import StepBatch
+from llm_trainer.config import RunError
 from llm_trainer.rollout import Prompts, Responses, pad_prompts, sample
 from llm_trainer.step import response_logits
 from policy_gradients.logprobs import response_mask, token_log_probs
@@ -110,6 +111,12 @@ def test_end_token_used_as_padding_does_not_move_the_mask(policy, prompts):
     last = same.mask.sum(1) - 1
     assert (same.tokens[torch.arange(16), last] == policy.end_id)[ended].all()
     assert (same.tokens[~same.mask] == policy.end_id).all()
+
+
+def test_weights_that_are_not_finite_are_named(policy, prompts):
+    next(policy.model.parameters()).data[:] = float("nan")
+    with pytest.raises(RunError, match="logits are NaN or infinite"):
+        draw(policy, prompts)
 
 
 def test_mask_of_the_smallest_example():
