@@ -40,14 +40,15 @@ ROLES = ["system\n", "user\n", "assistant\n"]
 PHRASES = ["Spell this word backward", " (example: ", "sun -> nus", "): "]
 TAGS = ["<think>", "</think>", "<answer>", "</answer>"]
 
-# Qwen3's chat format, with its empty thinking block when enable_thinking is false.
+# Qwen3's chat format. The tiny model never learned to think, so its thinking block is empty unless
+# enable_thinking is true; the real Qwen3 thinks unless it is false.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
 {{- '<|im_start|>assistant\n' -}}
-{%- if enable_thinking is defined and enable_thinking is false -%}
+{%- if enable_thinking is not defined or enable_thinking is false -%}
 {{- '<think>\n\n</think>\n\n' -}}
 {%- endif -%}
 {%- endif -%}"""
@@ -98,7 +99,7 @@ def build_model(tokenizer, *, seed: int) -> Qwen3ForCausalLM:
 # ---------------------------------------------------------------- the warm start
 
 EXTRA_ROUNDS, EXTRA_UPDATES = 5, 60  # while held-out short words are not right often enough
-RECIPE = 2  # raise it when code below changes what the same configuration produces
+RECIPE = 3  # raise it when code below changes what the same configuration produces
 
 
 def warm_start(
