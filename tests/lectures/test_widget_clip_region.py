@@ -254,7 +254,7 @@ def test_the_still_does_not_depend_on_the_style_of_the_notebook():
 )
 @pytest.mark.parametrize("advantage", [0.3, -3.0])
 def test_no_two_texts_of_the_still_collide(eps_low, eps_high, advantage):
-    figure = Figure(dpi=100)
+    figure = Figure(dpi=100, layout="none")
     ClipRegion(eps_low=eps_low, eps_high=eps_high, advantage=advantage).draw_still(figure)
     FigureCanvasAgg(figure).draw()
     boxes = []
