@@ -195,3 +195,13 @@ def test_saved_widget_is_a_picture_with_the_state_to_revive_it(lecture):
     assert ClipRegion(tokens=saved["state"]["tokens"]).sentence == output["metadata"]["image/png"][
         "alt"
     ].removeprefix("ClipRegion: ")
+
+
+def test_with_64_answers_three_carry_the_sum():
+    """Ratios of 1,000 tokens of variance .01 each: log-normal whole-answer weights."""
+    spread = (1000 * math.log(1.01)) ** 0.5
+    generator = torch.Generator().manual_seed(0)
+    weights = (spread * torch.randn(4000, 64, generator=generator)).exp()
+    shares = (weights / weights.sum(1, keepdim=True)).sort(descending=True).values
+    assert shares[:, :3].sum(1).median() == pytest.approx(0.75, abs=0.03)
+    assert (shares[:, 0] > 0.5).double().mean() == pytest.approx(0.4, abs=0.04)
