@@ -205,3 +205,15 @@ def test_with_64_answers_three_carry_the_sum():
     shares = (weights / weights.sum(1, keepdim=True)).sort(descending=True).values
     assert shares[:, :3].sum(1).median() == pytest.approx(0.75, abs=0.03)
     assert (shares[:, 0] > 0.5).double().mean() == pytest.approx(0.4, abs=0.04)
+
+
+def test_with_few_steps_the_learning_rate_decides_and_with_many_the_clip(lecture):
+    def kl(eps, lr, steps):
+        path = lecture["token_logp"](lecture["reuse"](lecture["clipped"](eps), steps, lr=lr)[-1:])
+        return ((lecture["logp_old"] - path).sum(-1) @ lecture["prob_old"]).item()
+
+    few, many = kl(0.2, 0.5, 4), kl(0.2, 0.5, 64)
+    assert kl(0.1, 0.5, 4) / few == pytest.approx(1, abs=0.05)
+    assert kl(0.2, 0.25, 4) / few == pytest.approx(1 / 4, abs=0.03)
+    assert kl(0.1, 0.5, 64) / many == pytest.approx(1 / 4, abs=0.03)
+    assert kl(0.2, 0.25, 64) / many == pytest.approx(1, abs=0.05)
