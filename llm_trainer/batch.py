@@ -32,6 +32,9 @@ class StepBatch:
     advantages: Tensor | None = None  # (batch, 1)
     logp_old: Tensor | None = None  # (batch, time), the ratio's denominator
     logp_ref: Tensor | None = None  # (batch, time), only with a KL term
+    # what the rewards are made of, (prompts, group); only a step record reads them
+    correctness: Tensor | None = None
+    format: Tensor | None = None
 
     @property
     def group(self) -> int:
@@ -47,7 +50,10 @@ class StepBatch:
         member = torch.arange(self.group, device=index.device)
         rows = (index[:, None] * self.group + member).flatten()  # (n·group,)
         time = int(self.mask[rows].sum(1).max()) if len(rows) else 0
-        changes = {name: getattr(self, name)[index] for name in ("prompts", "rewards", "correct")}
+        changes = {}
+        for name in ("prompts", "rewards", "correct", "correctness", "format"):
+            if getattr(self, name) is not None:
+                changes[name] = getattr(self, name)[index]
         for name in ("tokens", "mask", "logp_sampler", "advantages", "logp_old", "logp_ref"):
             if getattr(self, name) is not None:
                 changes[name] = getattr(self, name)[rows, :time]
@@ -81,6 +87,8 @@ def join(batches: list[StepBatch], pad_id: int) -> StepBatch:
         ),
         rewards=torch.cat([b.rewards for b in batches]),
         correct=torch.cat([b.correct for b in batches]),
+        correctness=torch.cat([b.correctness for b in batches]),
+        format=torch.cat([b.format for b in batches]),
         tokens=stack(lambda b: b.tokens, value=pad_id),
         mask=stack(lambda b: b.mask),
         logp_sampler=stack(lambda b: b.logp_sampler),

@@ -1,7 +1,8 @@
 """A run's folder: who may write into it, and files that a crash leaves whole.
 
 `run.yaml` is the configuration, `metrics.jsonl` the log, `checkpoint.pt` everything `--resume`
-needs; at the end the model and tokenizer lie beside them as ordinary Hugging Face files.
+needs; `steps/` holds the records of single steps; at the end the model and tokenizer lie beside
+them as ordinary Hugging Face files.
 `written.txt` names every file that the run wrote. Nothing else is ever replaced or deleted.
 """
 
@@ -10,6 +11,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Collection
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,12 @@ import yaml
 from llm_trainer.config import Config, ConfigError, TaskConfig, first_line, load, require
 from llm_trainer.log import LOG, writing
 from llm_trainer.models import Policy
+from llm_trainer.record import FOLDER, PATTERN, Record, record_path
 from llm_trainer.task import Spelling
 
 RUN, STATE, WRITTEN, BUILDING = "run.yaml", "checkpoint.pt", "written.txt", ".building"
 OWN = [RUN, STATE, LOG, WRITTEN, BUILDING, *(f"{name}.tmp" for name in (RUN, STATE, WRITTEN))]
+RECORDS = [PATTERN, f"{PATTERN}.tmp"]
 # What save_pretrained of models and tokenizers may write; a folder that holds one is no free place.
 MODEL_FILES = (
     "config.json", "generation_config.json", "model*.safetensors*", "tokenizer.*",
@@ -31,7 +35,7 @@ MODEL_FILES = (
 )  # fmt: skip
 SPLIT = ("min_letters", "max_letters", "held_out")  # fields that say which words are held out
 # Fields that may change when a run is resumed; any other would make it another run.
-MAY_CHANGE = {"steps", "eval_every", "save_every", "output_dir", "threads"}
+MAY_CHANGE = {"steps", "eval_every", "save_every", "output_dir", "threads", "record_steps"}
 
 
 def check_folder(config: Config, *, resume: bool, overwrite: bool) -> Path:
@@ -57,7 +61,11 @@ def check_folder(config: Config, *, resume: bool, overwrite: bool) -> Path:
             + ", ".join(f"{k} = {before[k]!r}" for k in changed if k not in MAY_CHANGE)
             + f"; only {', '.join(sorted(MAY_CHANGE))} may change",
         )
-    holds = {path.name for pattern in (*OWN, *MODEL_FILES) for path in folder.glob(pattern)}
+    holds = {
+        path.relative_to(folder).as_posix()
+        for pattern in (*OWN, *MODEL_FILES, *RECORDS)
+        for path in folder.glob(pattern)
+    }
     foreign = ", ".join(sorted(holds - written(folder)))
     require(
         not foreign,
@@ -76,7 +84,12 @@ def written(folder: Path) -> set[str]:
     """Names of the files that runs in this folder wrote."""
     path = folder / WRITTEN
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return {line for line in lines if line and Path(line).name == line}
+    return {line for line in lines if line and (Path(line).name == line or is_record(line))}
+
+
+def is_record(name: str) -> bool:
+    """Whether this names a step record; any other path with a folder in it is not the run's."""
+    return any(fnmatchcase(name, pattern) for pattern in RECORDS) and name.count("/") == 1
 
 
 def start_folder(folder: Path, config: Config, loss: str, *, overwrite: bool) -> None:
@@ -88,6 +101,8 @@ def start_folder(folder: Path, config: Config, loss: str, *, overwrite: bool) ->
     for name in written(folder) - {WRITTEN} if overwrite else ():
         path = folder / name
         shutil.rmtree(path) if name == BUILDING and path.is_dir() else path.unlink(missing_ok=True)
+    if overwrite and (folder / FOLDER).is_dir() and not any((folder / FOLDER).iterdir()):
+        (folder / FOLDER).rmdir()
     record(folder, OWN)
     settings = f"# loss: {loss}\n{yaml.safe_dump(config.model_dump(), sort_keys=False)}"
     write_atomically(folder / RUN, lambda path: path.write_text(settings, encoding="utf-8"))
@@ -160,6 +175,15 @@ def save_model(policy: Policy, folder: Path) -> None:
             os.replace(path, folder / path.name)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def save_record(step: Record, folder: Path) -> None:
+    """A step's record as steps/step_0020.json; a crash leaves it whole or not there."""
+    name = record_path(step.step)
+    record(folder, [name, f"{name}.tmp"])
+    with writing(folder / name):
+        (folder / FOLDER).mkdir(exist_ok=True)
+    write_atomically(folder / name, step.save)
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:

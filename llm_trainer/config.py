@@ -163,6 +163,9 @@ class Config(Section):
     eval_every: int = knob(20, "held-out evaluation every so many steps", "steps", "≥ 1", ge=1)
     eval_words: int = knob(1000, "held-out words evaluated", "words", "1 or more", ge=1)
     save_every: int = knob(20, "training checkpoint every so many steps", "steps", "≥ 1", ge=1)
+    record_steps: list[int] = knob(
+        [], "steps written down token by token, to steps/", "steps", "a list such as [1, 20]"
+    )
 
     # machine
     device: Literal["auto", "cpu", "cuda"] = knob(
@@ -207,6 +210,17 @@ class Config(Section):
         placement = "loss" if self.kl_coef > 0 and row.kl == "none" else row.kl
         return replace(row, knobs={**row.knobs, **given}, kl=placement, kl_coefficient=self.kl_coef)
 
+    @field_validator("record_steps", mode="before")
+    @classmethod
+    def _step_numbers(cls, value: Any) -> Any:
+        numbers = value if isinstance(value, list) else [None]
+        require(
+            all(type(n) is int and n >= 1 for n in numbers) and len({*numbers}) == len(numbers),
+            f"record_steps = {value!r}: give a list of different step numbers, from 1 on, such as "
+            "[1, 20]; [] records nothing",
+        )
+        return value
+
     @field_validator("model", "output_dir", mode="after")
     @classmethod
     def _home(cls, path: str) -> str:
@@ -233,6 +247,11 @@ class Config(Section):
             self.prompts % self.micro_batch == 0,
             f"micro_batch = {self.micro_batch}: must divide prompts = {self.prompts}; choose one "
             f"of {[n for n in range(1, self.prompts + 1) if self.prompts % n == 0]}",
+        )
+        late = [step for step in self.record_steps if step > self.steps]
+        require(
+            not late,
+            f"record_steps = {self.record_steps}: the run has only steps = {self.steps}",
         )
         shortest = self.task.min_letters + 3  # two tags and the end token
         require(

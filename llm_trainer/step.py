@@ -178,12 +178,8 @@ class Learner:
 
     # ------------------------------------------------------------ what is computed
 
-    def prepare(self, batch: StepBatch) -> StepBatch | None:
-        """Advantages, and the groups that can teach something; None if there is none.
-
-        A group whose advantages are all 0 has no gradient, so it is not computed, unless a KL
-        term gives it one. `sequences` and `total_tokens` still count it.
-        """
+    def measure(self, batch: StepBatch) -> StepBatch:
+        """The counts of the step, its advantages, and the reference's log-probabilities."""
         batch = replace(batch, sequences=len(batch.tokens), total_tokens=int(batch.mask.sum()))
         if self.reference is not None:
             batch = replace(batch, logp_ref=self.frozen_log_probs(self.reference, batch))
@@ -191,12 +187,25 @@ class Learner:
             batch.rewards.flatten(), batch.logp_sampler, batch.logp_ref, batch.mask
         )
         advantages = self.row.advantage(scores.view_as(batch.rewards))  # (prompts, group)
-        batch = replace(batch, advantages=advantages.reshape(-1, 1), logp_old=batch.logp_sampler)
-        if self.row.zero_advantage_is_silent:
-            keep = (advantages.abs() > NO_SIGNAL).any(1)
-            if not keep.any():
-                return None
-            batch = batch.take(keep)
+        return replace(batch, advantages=advantages.reshape(-1, 1), logp_old=batch.logp_sampler)
+
+    def teaches(self, batch: StepBatch) -> Tensor:
+        """(prompts,) bool: the groups with a gradient, by their advantages or a KL term."""
+        if not self.row.zero_advantage_is_silent:
+            return torch.ones(len(batch.rewards), dtype=torch.bool, device=batch.rewards.device)
+        return (batch.advantages.view_as(batch.rewards).abs() > NO_SIGNAL).any(1)
+
+    def prepare(self, batch: StepBatch) -> StepBatch | None:
+        """Advantages, and the groups that can teach something; None if there is none.
+
+        A group whose advantages are all 0 has no gradient, so it is not computed, unless a KL
+        term gives it one. `sequences` and `total_tokens` still count it.
+        """
+        batch = self.measure(batch)
+        keep = self.teaches(batch)
+        if not keep.any():
+            return None
+        batch = batch.take(keep)
         if not self.keep_sampler_logp:
             batch = replace(batch, logp_old=self.frozen_log_probs(self.policy, batch))
         return batch

@@ -6,7 +6,8 @@
     train(load("llm_trainer/configs/grpo_tiny.yaml"), loss=my_loss)  # your own grpo_loss
 
 A run's folder holds `run.yaml` (its configuration), `metrics.jsonl`, `checkpoint.pt` (what
-`resume` needs) and at the end the model and tokenizer as ordinary Hugging Face files.
+`resume` needs), a token-level record of each step in `record_steps` (`steps/step_0020.json`) and
+at the end the model and tokenizer as ordinary Hugging Face files.
 
 Left out: critics, adapters, several devices, several minibatches per batch of samples.
 """
@@ -29,6 +30,7 @@ from llm_trainer.checkpoint import (
     check_unseen,
     load_state,
     save_model,
+    save_record,
     start_folder,
     write_atomically,
 )
@@ -36,6 +38,7 @@ from llm_trainer.config import Config, RunError
 from llm_trainer.evaluate import evaluate
 from llm_trainer.log import Console, Log
 from llm_trainer.models import Policy, load_policy
+from llm_trainer.record import Recorder
 from llm_trainer.rollout import pad_prompts, sample
 from llm_trainer.step import Learner, NonFiniteError, loss_name
 from llm_trainer.task import Spelling, WordStream
@@ -136,9 +139,12 @@ def train(
         with stop_requested() as stop:
             while done["step"] < config.steps and not stop.is_set():
                 started = time.monotonic()
-                batch, metrics, text = collect(policy, task, stream, learner, generator)
-                updated = learn(learner, batch)
                 step = done["step"] + 1
+                recorder = Recorder(learner, step, name) if step in config.record_steps else None
+                batch, metrics, text = collect(policy, task, stream, learner, generator, recorder)
+                updated = learn(learner, batch, recorder)
+                if recorder:
+                    save_record(recorder.record(), folder)
                 metrics = {"step": step, **metrics, **(updated or {"groups/trained": 0})}
                 done["idle"] = 0 if updated else done["idle"] + 1
                 check_signal(done["idle"], metrics)
@@ -199,6 +205,7 @@ def collect(
     stream: WordStream,
     learner: Learner,
     generator: torch.Generator,
+    recorder: Recorder | None = None,
 ) -> tuple[StepBatch | None, dict[str, float], str]:
     """(what to train on or None, metrics of everything sampled, one sample as text).
 
@@ -212,7 +219,10 @@ def collect(
         batch, numbers, text = sample_and_score(policy, task, words, config, generator)
         metrics.append(numbers)
         if learner.row.dynamic_sampling:
-            batch = batch.take(dapo_filter(batch.correct))
+            keep = dapo_filter(batch.correct)
+            if recorder and not keep.all():
+                recorder.see(batch.take(~keep), discarded=True)
+            batch = batch.take(keep)
         if len(batch.rewards):
             kept.append(batch)
     means = {name: sum(m[name] for m in metrics) / len(metrics) for name in metrics[0]}
@@ -271,17 +281,25 @@ def sample_and_score(
         tokens=responses.tokens,
         mask=responses.mask,
         logp_sampler=responses.logp,
+        correctness=correctness,
+        format=formatted,
     )
     return batch, metrics, f"{words[0]} → {texts[0]!r} (reward {rewards[0, 0]:.2f})"
 
 
-def learn(learner: Learner, batch: StepBatch | None) -> dict[str, Any] | None:
+def learn(
+    learner: Learner, batch: StepBatch | None, recorder: Recorder | None = None
+) -> dict[str, Any] | None:
     """All updates on one batch of samples; None if no group can teach anything."""
+    if recorder and batch:
+        recorder.see(batch)
     batch = learner.prepare(batch) if batch else None
     if batch is None:
         return None
     metrics: dict[str, Any] = {"groups/trained": len(batch.rewards)}
     for epoch in range(learner.config.epochs):
+        if recorder:
+            recorder.before_update()
         metrics |= learner.update(batch, fresh=epoch == 0)
     return metrics
 
