@@ -1,11 +1,14 @@
 """Shared test settings: one torch thread (faster for tiny models), CI strictness for skips."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+
+PATIENCE_MS = 60_000  # for a browser: a busy machine is slow, not broken
 
 
 def pytest_configure(config):
@@ -24,6 +27,38 @@ def missing(what: str, how: str) -> None:
 def missing_fixture():
     """The function above, for test files, which cannot import from here."""
     return missing
+
+
+@pytest.fixture(scope="module")
+def chromium(missing):
+    """A browser for tests marked `browser`; its path may stand in CHROMIUM."""
+    path = (
+        os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    )
+    if path is None:
+        missing("chromium", "apt install chromium, or put a browser's path into CHROMIUM")
+    try:
+        from playwright import sync_api
+    except ImportError:
+        missing("playwright", "pip install playwright")
+    sync_api.expect.set_options(timeout=PATIENCE_MS)
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium):
+    """A page that fails its test on any error it reports."""
+    page = chromium.new_page(viewport={"width": 1280, "height": 1000})
+    page.set_default_timeout(PATIENCE_MS)
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+    yield page
+    page.close()
+    assert not errors
 
 
 @pytest.fixture(scope="session")
