@@ -8,7 +8,7 @@ LAB_ARGS ?= $(if $(filter 0,$(shell id -u)),--allow-root)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test lectures homework grade bench lint
+.PHONY: help setup lab test lectures homework grade site bench lint
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r n t; do printf '  make %-10s %s\n' "$$n" "$$t"; done
@@ -30,6 +30,9 @@ homework: setup ## for instructors: regenerate homework/ from solutions/ (replac
 
 grade: setup ## grade a folder of submissions: make grade HW=hw1_policy_gradient [DIR=submissions]
 	@$(RUN) -m autograder grade $(HW) $(DIR) $(ARGS)
+
+site: setup ## build the course as pages that open from disk: build/site/index.html
+	@$(RUN) -m website.build
 
 bench: setup ## measure speed (needs `pip install trl==1.16.0` for the comparison with TRL)
 	@$(RUN) -m benchmarks.toy_loop

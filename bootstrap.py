@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -34,7 +35,7 @@ CAUSES = (
         "the package index cannot be reached; check the network (or pip's proxy setting) "
         "and run this again",
     ),
-    (r"Permission denied|Errno 13", f"no permission to write into {VENV}; check who owns it"),
+    (r"Permission denied|Errno 13", f"no permission to write into {ROOT}; check who owns it"),
 )
 
 
@@ -42,14 +43,14 @@ def stop(sentence: str) -> None:
     sys.exit(f"setup: {sentence}")
 
 
-def venv_python() -> Path:
-    return VENV / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+def venv_python(venv: Path) -> Path:
+    return venv / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
-def fingerprint() -> str:
-    """Return a hash of all that the installation depends on, the folder's place included."""
+def fingerprint(inputs: tuple[str, ...] = INPUTS) -> str:
+    """Return a hash of all that an installation depends on, the folder's place included."""
     digest = hashlib.sha256(f"{ROOT} {sys.version_info[:2]}".encode())
-    for name in INPUTS:
+    for name in inputs:
         digest.update((ROOT / name).read_bytes())
     return digest.hexdigest()
 
@@ -73,8 +74,9 @@ def check_machine() -> None:
         stop(f"about {FREE_GB} GB of free disk are needed here, {free:.1f} GB are left; free some")
 
 
-def run(command: list, doing: str) -> None:
-    """Run a command, its output in the log, its progress on one line; stop with the cause."""
+def run(command: list, doing: str, log: Path | None = None) -> None:
+    """Run a command, its output in a log, its progress on one line; stop with the cause."""
+    log = log or LOG
     print(f"setup: {doing} ...", flush=True)
     width, lines = shutil.get_terminal_size().columns - 1, []
     with subprocess.Popen(
@@ -88,42 +90,65 @@ def run(command: list, doing: str) -> None:
         print("\r" + " " * width + "\r", end="")
     text = "".join(lines)
     try:
-        with LOG.open("a") as log:
-            log.write(text)
+        with log.open("a") as file:
+            file.write(text)
     except OSError:
         pass  # the disk may be what failed
     if process.returncode:
         sentences = [sentence for pattern, sentence in CAUSES if re.search(pattern, text)]
         errors = [line.strip() for line in lines if "ERROR" in line.upper()]
         last = errors[0] if errors else (lines or ["no output"])[-1].strip()
-        stop(sentences[0] if sentences else f"{doing} failed: {last} (all of it is in {LOG})")
+        stop(sentences[0] if sentences else f"{doing} failed: {last} (all of it is in {log})")
 
 
-def main() -> None:
-    check_machine()
-    wanted = fingerprint()
-    if STAMP.exists() and STAMP.read_text() == wanted:
+def install(
+    venv: Path,
+    inputs: tuple[str, ...],
+    steps: list[tuple[str, list]],
+    finish: Callable[[], object] = lambda: None,
+) -> None:
+    """Make a virtual environment, unless its stamp says that it is there.
+
+    inputs : files that the installation depends on, relative to ROOT
+    steps  : (what is being done, arguments of `pip install`), in order
+    finish : called when all is installed
+    """
+    wanted, stamp, log = fingerprint(inputs), venv / STAMP.name, venv / LOG.name
+    if stamp.exists() and stamp.read_text() == wanted:
         return
-    pip = [venv_python(), "-m", "pip", "install", "--disable-pip-version-check", "--retries", "2"]
+    python = venv_python(venv)
+    pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--retries", "2"]
     try:
-        usable = venv_python().exists() and not subprocess.call([venv_python(), "-c", "import pip"])
-        if not usable:
-            shutil.rmtree(VENV, ignore_errors=True)
-            VENV.mkdir()
-            run([sys.executable, "-m", "venv", VENV], "creating .venv")
-        pins = ["-r", ROOT / "requirements.txt", "-c", ROOT / "constraints.txt"]
-        run([*pip, *pins], "installing the packages (about 2 GB, a few minutes)")
-        run([*pip, "--no-deps", "-e", ROOT], "installing the course itself")
-        settings = VENV / "share/jupyter/lab/settings/overrides.json"
-        settings.parent.mkdir(parents=True, exist_ok=True)
-        settings.write_text(json.dumps(LAB_SETTINGS, indent=2))
-        STAMP.write_text(wanted)
+        if not python.exists() or subprocess.call([python, "-c", "import pip"]):
+            shutil.rmtree(venv, ignore_errors=True)
+            venv.mkdir()
+            run([sys.executable, "-m", "venv", venv], f"creating {venv.name}", log)
+        for doing, arguments in steps:
+            run([*pip, *arguments], doing, log)
+        finish()
+        stamp.write_text(wanted)
     except KeyboardInterrupt:
         stop("interrupted; run it again to continue")
     except OSError as error:
         sentences = [sentence for pattern, sentence in CAUSES if re.search(pattern, str(error))]
         stop(sentences[0] if sentences else f"{error}")
     print("setup: done", flush=True)
+
+
+def write_lab_settings() -> None:
+    settings = VENV / "share/jupyter/lab/settings/overrides.json"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text(json.dumps(LAB_SETTINGS, indent=2))
+
+
+def main() -> None:
+    check_machine()
+    pins = ["-r", ROOT / "requirements.txt", "-c", ROOT / "constraints.txt"]
+    steps = [
+        ("installing the packages (about 2 GB, a few minutes)", pins),
+        ("installing the course itself", ["--no-deps", "-e", ROOT]),
+    ]
+    install(VENV, INPUTS, steps, write_lab_settings)
 
 
 if __name__ == "__main__":
