@@ -1,10 +1,13 @@
-// What every widget of the course shares: look, keyboard, state, live text.
+// What every widget of the course shares: look, controls, keyboard, state, live text.
 //
-// A widget is one class in Python and one module like clip_region.js, which calls
-//   mount({ model, el, title, keys, build })
-// and gets a shadow root (the page's own CSS cannot leak in), a local copy of the state that is
-// drawn at once and sent to Python a moment later, a light and a dark palette that follow the
-// page, and a sentence that screen readers announce.
+// A widget is one class in Python and one module (README.md in this folder shows a whole one):
+//   export function numbers(state) { … }   what the picture shows, tested against Python
+//   export function sentence(state) { … }  the result in words, the same text as in Python
+//   export default widget({ title, draw, sentence, note, off, react });
+// `widget` builds the controls that the Python class declared, in a shadow root (the page's own
+// CSS cannot leak in), keeps a local copy of the state that is drawn at once and sent to Python a
+// moment later, a light and a dark palette that follow the page, and a sentence that screen
+// readers announce.
 // `model` needs get, set, on, off and save_changes only, so a page without a kernel can pass a
 // plain object.
 // Leaves out: any mathematics, and anything that only one widget draws.
@@ -40,7 +43,18 @@ export function svg(tag, attributes = {}, ...children) {
 // Rounds halves up, as `fixed` in base.py does, so that both languages print the same sentence.
 export function fixed(value, digits) {
   const scale = 10 ** digits;
-  return (Math.floor(value * scale + 0.5) / scale).toFixed(digits).replace("-", "−");
+  const text = (Math.floor(value * scale + 0.5) / scale).toFixed(digits);
+  return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");
+}
+
+// At most four significant digits, no more than needed: 0.2, 0.0003, 1.05.
+export const brief = (value) => String(Number(value.toPrecision(4))).replace("-", "−");
+
+// `digits` significant digits, never an exponent: 23.2, 0.00120, 157; at most nine decimals.
+export function significant(value, digits) {
+  if (Math.abs(value) < 5e-10) return "0";
+  const decimals = digits - 1 - Math.floor(Math.log10(Math.abs(value)));
+  return fixed(value, Math.min(9, Math.max(0, decimals)));
 }
 
 // Round tick values: multiples of 1, 2 or 5 times a power of ten, about `count` of them.
@@ -73,52 +87,197 @@ export function spread(wanted, gap, low, high) {
   return placed;
 }
 
+// --- drawing -------------------------------------------------------------------------------
+
+const BOLD = { "font-weight": 600 };
+const HALO = {
+  stroke: "var(--paper)", "stroke-width": 4, "stroke-linejoin": "round", "paint-order": "stroke",
+};
+
+// SVG text in ink; `bold`, `halo` (readable on hatching and over points) and `anchor` ("middle",
+// "end") are short for what nearly every label needs. "ε_low" is drawn with "low" as a subscript.
+export function text(x, y, content, { bold, halo, anchor, ...attributes } = {}) {
+  const parts = String(content).split(/_(θ|\w+)/).map((part, i) => {
+    if (i === 0) return part;
+    return svg("tspan", i % 2 ? { dy: 3.5, "font-size": "0.78em" } : { dy: -3.5 }, part);
+  });
+  const look = { ...(bold && BOLD), ...(halo && HALO), "text-anchor": anchor };
+  return svg("text", { x, y, fill: "var(--ink)", ...look, ...attributes }, ...parts);
+}
+
+export function line(x1, y1, x2, y2, attributes = {}) {
+  return svg("line", { x1, y1, x2, y2, stroke: "var(--line)", ...attributes });
+}
+
+// A pattern for `fill: "url(#hatch)"`: nothing happens here. Once per picture.
+export function hatching() {
+  const tile = { width: 7, height: 7 };
+  const stroke = { stroke: "var(--hatch)", "stroke-width": 1.6 };
+  return svg(
+    "defs",
+    {},
+    svg(
+      "pattern",
+      { id: "hatch", ...tile, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+      svg("rect", { ...tile, fill: "var(--dead)" }),
+      line(0, 0, 0, 7, stroke),
+    ),
+  );
+}
+
+// The whole picture: `about` says to someone who cannot see it what is drawn.
+export function picture(width, height, about, ...children) {
+  const size = { viewBox: `0 0 ${width} ${height}`, height };
+  return svg("svg", { ...size, role: "img", "aria-label": about }, ...children);
+}
+
+// { fill, ink } for a signed number on a diverging scale: paper at 0, full colour at ±largest.
+// The ink is black or white, whichever has more contrast (at least 4.5 : 1).
+export function signedColor(value, largest, dark) {
+  const strength = largest > 0 ? Math.min(1, Math.abs(value) / largest) : 0;
+  const [paper, positive, negative] = dark
+    ? [[27, 29, 32], [86, 180, 233], [230, 159, 0]]
+    : [[255, 255, 255], [0, 114, 178], [213, 94, 0]];
+  const full = value > 0 ? positive : negative;
+  const mixed = paper.map((channel, i) => Math.round(channel + (full[i] - channel) * strength));
+  const [r, g, b] = mixed.map((c) => (c <= 10 ? c / 3294.6 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+  const bright = 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179;
+  return { fill: `rgb(${mixed.join(", ")})`, ink: bright ? "#000000" : "#ffffff" };
+}
+
 // --- controls ------------------------------------------------------------------------------
+//
+// Each builder takes what the Python class declared (base.py, `Control.describe`) and a function
+// that tells what the learner has chosen; it returns { node, set(value), disable(off) }.
 
 let controlCount = 0;
+const freshId = () => `control-${(controlCount += 1)}`;
 
-// A labelled native slider. `show` turns its value into the text beside the label.
-export function slider({ label, min, max, step, show, onInput }) {
-  const id = `control-${(controlCount += 1)}`;
-  const input = html("input", { type: "range", id, min, max, step, ...KEEP_KEYS });
-  const shown = html("span", { class: "value", "aria-hidden": "true" }); // the slider says it
-  input.addEventListener("input", () => onInput(Number(input.value)));
+// Text beside a slider: `digits` decimals, or up to four significant ones.
+const shown = ({ digits }, value) => (digits === null ? brief(value) : fixed(value, digits));
+
+// A native range input for a number; `name` is what names it. With `stops` it moves over their
+// indices.
+function range(control, name, onInput) {
+  const { low, high, step, stops } = control;
+  const limits = stops ? { min: 0, max: stops.length - 1, step: 1 } : { min: low, max: high, step };
+  const input = html("input", { type: "range", ...name, ...limits, ...KEEP_KEYS });
+  const distance = (i, value) => Math.abs(stops[i] - value);
+  const nearest = (value) =>
+    stops.reduce((best, _, i) => (distance(i, value) < distance(best, value) ? i : best), 0);
+  input.addEventListener("input", () => {
+    const at = Number(input.value);
+    onInput(stops ? stops[at] : at);
+  });
+  const value = html("span", { class: "value", "aria-hidden": "true" }); // the slider says it
   return {
-    node: html("div", { class: "slider" }, html("label", { for: id }, label), shown, input),
-    set(value) {
-      input.value = value;
-      input.setAttribute("aria-valuetext", show(value));
-      shown.textContent = show(value);
+    input,
+    value,
+    set(number) {
+      input.value = stops ? nearest(number) : number;
+      input.setAttribute("aria-valuetext", shown(control, number));
+      value.textContent = shown(control, number);
     },
   };
 }
 
-// A named group of native radio buttons; `options` are { value, label, mark? }.
-export function choice({ label, options, onChoose }) {
-  const name = `control-${(controlCount += 1)}`;
+const builders = {
+  slider(control, choose) {
+    const id = freshId();
+    const { input, value, set } = range(control, { id }, choose);
+    const label = html("label", { for: id }, control.label);
+    const node = html("div", { class: "slider" }, label, value, input);
+    return { node, set, disable: (off) => disable(node, [input], off) };
+  },
+
+  sliders(control, choose, current) {
+    const rows = control.names.map((name, i) =>
+      range(control, { "aria-label": `${control.label} ${name}` }, (number) =>
+        choose(current().map((old, j) => (i === j ? number : old))),
+      ),
+    );
+    const lines = rows.flatMap(({ input, value }, i) => [
+      html("span", { "aria-hidden": "true" }, control.names[i]),
+      value,
+      input,
+    ]);
+    const grid = html("div", { class: "sliders" }, ...lines);
+    const node = html("fieldset", {}, html("legend", {}, control.label), grid);
+    return {
+      node,
+      set: (numbers) => rows.forEach(({ set }, i) => set(numbers[i])),
+      disable: (off) => disable(node, rows.map(({ input }) => input), off),
+    };
+  },
+
+  // Native radio buttons, or a native menu where there are many options.
+  choice(control, choose) {
+    return control.menu ? menu(control, choose) : radios(control, choose);
+  },
+
+  toggle(control, choose) {
+    const input = html("input", { type: "checkbox", ...KEEP_KEYS });
+    input.addEventListener("change", () => choose(input.checked));
+    const node = html("label", { class: "toggle" }, input, html("span", {}, control.label));
+    return {
+      node,
+      set: (on) => { input.checked = on; },
+      disable: (off) => disable(node, [input], off),
+    };
+  },
+
+  presets(control, choose) {
+    const buttons = control.options.map((option) => {
+      const node = html("button", { type: "button", ...KEEP_KEYS }, option.label);
+      node.addEventListener("click", () => choose(option));
+      return node;
+    });
+    const row = html("div", { class: "options" }, ...buttons);
+    const legend = control.label ? [html("legend", {}, control.label)] : [];
+    const node = html("fieldset", { class: "presets" }, ...legend, row);
+    return { node, set() {}, disable() {} };
+  },
+};
+
+function disable(node, inputs, off) {
+  node.classList.toggle("off", off);
+  for (const input of inputs) input.disabled = off;
+}
+
+function radios({ label, options }, choose) {
+  const name = freshId();
   const inputs = options.map(({ value }) => {
     const input = html("input", { type: "radio", name, value, ...KEEP_KEYS });
-    input.addEventListener("change", () => onChoose(value));
+    input.addEventListener("change", () => choose(value));
     return input;
   });
-  const labels = options.map(({ label, mark }, i) =>
-    html("label", {}, inputs[i], ...(mark ? [mark] : []), html("span", {}, label)),
-  );
+  const labels = options.map(({ value, label: words }, i) => {
+    if (value !== "positive" && value !== "negative") {
+      return html("label", {}, inputs[i], html("span", {}, words));
+    }
+    const mark = html("span", { class: value, "aria-hidden": "true" }, words[0]); // ▲ or ▼
+    return html("label", {}, inputs[i], mark, html("span", {}, words.slice(1).trim()));
+  });
   const row = html("div", { class: "options" }, ...labels);
+  const node = html("fieldset", {}, html("legend", {}, label), row);
   return {
-    node: html("fieldset", {}, html("legend", {}, label), row),
-    set(chosen) {
-      options.forEach(({ value }, i) => {
-        inputs[i].checked = value === chosen;
-      });
-    },
+    node,
+    set: (chosen) => options.forEach(({ value }, i) => { inputs[i].checked = value === chosen; }),
+    disable: (off) => disable(node, inputs, off),
   };
 }
 
-export function button({ label, onPress }) {
-  const node = html("button", { type: "button", ...KEEP_KEYS }, label);
-  node.addEventListener("click", onPress);
-  return { node };
+function menu({ label, options }, choose) {
+  const items = options.map(({ value, label: words }) => html("option", { value }, words));
+  const id = freshId();
+  const input = html("select", { id, ...KEEP_KEYS }, ...items);
+  input.addEventListener("change", () => choose(input.value));
+  const node = html("div", { class: "menu" }, html("label", { for: id }, label), input);
+  return {
+    node,
+    set: (chosen) => { input.value = chosen; },
+    disable: (off) => disable(node, [input], off),
+  };
 }
 
 // --- light and dark ------------------------------------------------------------------------
@@ -137,8 +296,13 @@ function isDark(host) {
   return (luminance(getComputedStyle(host).color) ?? 0) > 0.5;
 }
 
-function followTheme(host, root) {
-  const apply = () => root.classList.toggle("dark", isDark(host));
+function followTheme(host, root, changed) {
+  const apply = () => {
+    const dark = isDark(host);
+    if (dark === root.classList.contains("dark")) return;
+    root.classList.toggle("dark", dark);
+    changed();
+  };
   const observer = new MutationObserver(apply);
   for (const node of [document.documentElement, document.body]) {
     observer.observe(node, { attributes: true });
@@ -154,6 +318,7 @@ const CSS = `
   .widget {
     --paper: #ffffff; --ink: #1a1a1a; --soft: #595959; --line: #8a8a8a; --grid: #dedede;
     --hatch: #a6a6a6; --dead: #f1f1f1; --positive: #0072b2; --negative: #d55e00; --focus: #1a1a1a;
+    --series-1: #0072b2; --series-2: #d55e00; --series-3: #009e73; --series-4: #cc79a7;
     container-type: inline-size; box-sizing: border-box; max-width: 980px;
     color: var(--ink); background: var(--paper); border: 1px solid var(--line); border-radius: 6px;
     font: 14px/1.4 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif;
@@ -162,6 +327,7 @@ const CSS = `
   .widget.dark {
     --paper: #1b1d20; --ink: #f0f0f0; --soft: #b8b8b8; --line: #8c8c8c; --grid: #3c4045;
     --hatch: #70757c; --dead: #26292d; --positive: #56b4e9; --negative: #e69f00; --focus: #ffffff;
+    --series-1: #56b4e9; --series-2: #e69f00; --series-3: #009e73; --series-4: #cc79a7;
     color-scheme: dark;
   }
   .body {
@@ -181,12 +347,27 @@ const CSS = `
   .options label {
     display: inline-flex; align-items: center; gap: 5px; cursor: pointer; white-space: nowrap;
   }
-  .options svg { width: 11px; height: 11px; }
+  .positive { color: var(--positive); }
+  .negative { color: var(--negative); }
   input { accent-color: var(--positive); margin: 0; }
   .slider { display: grid; grid-template-columns: 1fr auto; gap: 4px 8px; align-items: baseline; }
   .slider label { font-weight: 600; }
   .slider .value { font-variant-numeric: tabular-nums; }
-  .slider input { grid-column: 1 / -1; width: 100%; height: 20px; cursor: pointer; }
+  .slider input { grid-column: 1 / -1; }
+  input[type="range"] { width: 100%; height: 20px; cursor: pointer; }
+  .sliders { display: grid; grid-template-columns: auto auto 1fr; gap: 4px 10px; align-items: center; }
+  .sliders .value { text-align: right; font-variant-numeric: tabular-nums; }
+  .toggle { display: flex; align-items: baseline; gap: 7px; cursor: pointer; }
+  .menu { display: grid; gap: 4px; }
+  .menu label { font-weight: 600; }
+  select {
+    font: inherit; color: inherit; background: var(--dead); border: 1px solid var(--line);
+    border-radius: 5px; padding: 5px 6px; max-width: 100%;
+  }
+  .off { color: var(--soft); }
+  .off input { cursor: default; }
+  .presets { border: none; padding: 0; }
+  .presets legend { padding: 0 0 4px; }
   button {
     font: inherit; color: inherit; background: var(--dead); border: 1px solid var(--line);
     border-radius: 5px; padding: 6px 10px; cursor: pointer;
@@ -203,25 +384,35 @@ const CSS = `
   }
 `;
 
-// Builds one view of a widget.
-//   keys   names of the synchronised values that the drawing needs
-//   build  ({ state, set }) -> { controls: [nodes], draw(state, width) -> { picture, sentence } }
-//          where state() is the present state and set({ key: value }) changes it
-// Returns the function that takes the view down again.
-export function mount({ model, el, title, keys, build }) {
+// A widget's default export.
+//   title     what a screen reader calls it
+//   draw      (state, { width, dark, set }) → the picture, an element. set({ key: value }) changes
+//             the state. A picture that keeps its element (and the focus in it) returns the same one.
+//   sentence  (state) → the result in words
+//   note      (state) → a remark below the controls                                    (optional)
+//   off       (state) → keys of controls that change nothing in the present state     (optional)
+//   react     (key, state) → further changes after the learner has moved a control, or pressed
+//             the preset `key`, which has none of its own                             (optional)
+export function widget(parts) {
+  return { ...parts, render: ({ model, el }) => mount({ model, el, ...parts }) };
+}
+
+function mount({ model, el, title, draw, sentence, note, off = () => [], react = () => ({}) }) {
   const result = html("p", { class: "result", "aria-live": "polite", "aria-atomic": "true" });
-  const picture = html("div", { class: "picture" });
-  const controls = html("div", { class: "controls" });
+  const place = html("div", { class: "picture" });
+  const panel = html("div", { class: "controls" });
   const root = html(
     "section",
     { class: "widget", role: "group", "aria-label": title },
-    html("div", { class: "body" }, controls, picture),
+    html("div", { class: "body" }, panel, place),
     result,
   );
   const host = html("div", KEEP_KEYS);
   host.attachShadow({ mode: "open" }).append(html("style", {}, CSS), root);
   el.append(host);
 
+  const described = model.get("controls");
+  const keys = described.map(({ key }) => key).filter((key) => key !== "");
   const state = Object.fromEntries(keys.map((key) => [key, model.get(key)]));
   let unsent = {};
   let timer = null;
@@ -234,12 +425,6 @@ export function mount({ model, el, title, keys, build }) {
     model.save_changes();
     root.removeAttribute("data-unsent");
   };
-  const redraw = () => {
-    const drawn = view.draw(state, picture.clientWidth || 680);
-    picture.replaceChildren(drawn.picture);
-    const words = drawn.sentence.replaceAll(" %", "\u00a0%"); // no line may begin with "%"
-    if (result.textContent !== words) result.textContent = words;
-  };
   const set = (changes) => {
     Object.assign(state, changes);
     Object.assign(unsent, changes);
@@ -248,8 +433,34 @@ export function mount({ model, el, title, keys, build }) {
     clearTimeout(timer);
     timer = setTimeout(send, SYNC_DELAY_MS);
   };
-  const view = build({ state: () => state, set });
-  controls.append(...view.controls);
+  const choose = (key, value) => {
+    const changes = { [key]: value };
+    set({ ...changes, ...react(key, { ...state, ...changes }) });
+  };
+  const controls = described
+    .filter(({ kind }) => kind !== "data")
+    .map((control) => {
+      const { key, kind } = control;
+      const press = (option) => set(option.changes ?? react(option.key, state));
+      const act = kind === "presets" ? press : (value) => choose(key, value);
+      return { key, ...builders[kind](control, act, () => state[key]) };
+    });
+  const remark = html("p", { class: "note" });
+  panel.append(...controls.map(({ node }) => node), ...(note ? [remark] : []));
+
+  const redraw = () => {
+    const still = off(state);
+    for (const control of controls) {
+      control.set(state[control.key]);
+      control.disable(still.includes(control.key));
+    }
+    if (note) remark.textContent = unbroken(note(state));
+    const view = { width: place.clientWidth || 680, dark: root.classList.contains("dark"), set };
+    const drawn = draw(state, view);
+    if (drawn !== place.firstChild) place.replaceChildren(drawn);
+    const words = unbroken(sentence(state));
+    if (result.textContent !== words) result.textContent = words;
+  };
 
   // Values that Python or another view of the same widget has changed. What the learner has
   // just moved, and what is not yet sent, wins.
@@ -262,14 +473,14 @@ export function mount({ model, el, title, keys, build }) {
     model.on(`change:${key}`, listener);
     return () => model.off(`change:${key}`, listener);
   });
-  const stopTheme = followTheme(el, root);
-  let drawnWidth = picture.clientWidth;
+  const stopTheme = followTheme(el, root, () => redraw());
+  let drawnWidth = place.clientWidth;
   const observer = new ResizeObserver(() => {
-    if (picture.clientWidth === drawnWidth) return;
-    drawnWidth = picture.clientWidth;
+    if (place.clientWidth === drawnWidth) return;
+    drawnWidth = place.clientWidth;
     redraw();
   });
-  observer.observe(picture);
+  observer.observe(place);
   redraw();
 
   return () => {
@@ -282,3 +493,6 @@ export function mount({ model, el, title, keys, build }) {
     listeners.forEach((stop) => stop());
   };
 }
+
+// No line may begin with "%".
+const unbroken = (words) => words.replaceAll(" %", "\u00a0%");

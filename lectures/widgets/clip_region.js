@@ -1,72 +1,272 @@
-// The clip region: which tokens of a batch still push the policy under PPO's clipped objective.
-// Three panels share the axis of the ratio ρ: the objective, the gradient weight, the tokens.
-// The same formulas as policy_gradients.surrogates.ppo_clip; both are tested on one set of numbers.
-// Leaves out: dual clip, and surrogates of another shape than PPO's.
+// The clip region: which tokens of a batch still push the policy, under six ways to bound a ratio.
+// Three panels share the axis of the ratio: the objective, the gradient weight, the tokens.
+// The same numbers as clip_region.py, which has them from policy_gradients.
+// Leaves out: averaging over tokens, and KL terms.
 
-import { button, choice, fixed, html, mount, slider, spread, svg, ticks } from "./base.js";
+import {
+  fixed, hatching, line, picture, spread, svg, text, ticks, widget,
+} from "./base.js";
+import { cispo, clamp, gspo, ppoClip, sapo } from "./surrogates.js";
 
-const RATIO_MAX = 2; // right end of the ρ axis; tokens beyond it are drawn on the edge
-const SIGN_NAME = { 1: "A > 0", "-1": "A < 0" };
+const METHODS = {
+  ppo: ["PPO", { eps_low: 0.2, eps_high: 0.2 }, "ε = 0.2: Schulman et al. 2017, section 6.1."],
+  grpo: ["GRPO", { eps_low: 0.2, eps_high: 0.2 }, "Shao et al. 2024 print no ε; 0.2 is PPO's."],
+  dapo: [
+    "DAPO", { eps_low: 0.2, eps_high: 0.28 }, "ε = 0.2 and 0.28: Yu et al. 2025, section 4.1.",
+  ],
+  dual_clip: [
+    "Dual clip",
+    { eps_low: 0.2, eps_high: 0.2, dual_clip: 3 },
+    "ε = 0.2 and c = 3: Ye et al. 2020, with eq. 5.",
+  ],
+  gspo: [
+    "GSPO",
+    { eps_low: 3e-4, eps_high: 4e-4 },
+    "ε = 0.0003 and 0.0004: Zheng et al. 2025, section 5.1.",
+  ],
+  cispo: [
+    "CISPO",
+    { eps_low: 1, eps_high: 0.28 },
+    "ε low = 1: no lower bound, as in MiniMax 2025, who do not print ε high; 0.28 is DAPO's.",
+  ],
+  sapo: ["SAPO", { tau_pos: 1, tau_neg: 1.05 }, "τ = 1 and 1.05: Gao et al. 2025."],
+};
+const SURROGATES = { gspo, cispo, sapo }; // the others are ppoClip with other knobs
+const KNOBS = ["eps_low", "eps_high", "tau_pos", "tau_neg", "dual_clip"];
 const KEY =
-  "Hollow marks on hatching: tokens without gradient. The numbers count the tokens of each region.";
+  "Hollow marks on hatching: tokens without gradient. Dotted: the same without any bound. " +
+  "The numbers count the tokens of each region.";
+const CURVE_POINTS = 20; // of the curves in `numbers`
+const HALF = Math.log(3 + Math.sqrt(8)); // 4σ(x)(1 − σ(x)) is ½ at x = ±HALF
+const SIGNS = { positive: 1, negative: -1 };
+const SIGN_NAME = { 1: "A > 0", "-1": "A < 0" };
+
+const label = ({ method }) => METHODS[method][0];
+const knobs = (state) =>
+  Object.fromEntries(Object.keys(METHODS[state.method][1]).map((key) => [key, state[key]]));
+const note = ({ method }) => `${METHODS[method][2]} ${KEY}`;
+const off = ({ method }) => KNOBS.filter((key) => !(key in METHODS[method][1]));
+const react = (key, { method }) =>
+  key === "method" || key === "reset" ? METHODS[method][1] : {};
 
 // --- mathematics ---------------------------------------------------------------------------
 
-// One token: the objective min(ρA, clip(ρ, 1 − ε_low, 1 + ε_high)·A) and its derivative by log π,
-// the gradient weight: ρA where the first term is chosen, else 0.
-export function ppoClip(ratio, advantage, epsLow, epsHigh) {
-  const clipped = Math.min(Math.max(ratio, 1 - epsLow), 1 + epsHigh) * advantage;
-  const plain = ratio * advantage;
-  return { objective: Math.min(plain, clipped), gradient: plain <= clipped ? plain : 0 };
+const signOf = ({ sign }) => SIGNS[sign];
+const advantageOf = (state) => signOf(state) * state.size;
+
+// Where the middle region ends on both sides: the clip, or half the weight under SAPO.
+function edges(state, sign) {
+  if (state.method !== "sapo") return [1 - state.eps_low, 1 + state.eps_high];
+  const tau = sign > 0 ? state.tau_pos : state.tau_neg;
+  return [Math.max(0, 1 - HALF / tau), 1 + HALF / tau];
 }
 
-// "below", "inside" or "above" the interval [1 − ε_low, 1 + ε_high].
-export function side(ratio, epsLow, epsHigh) {
-  if (ratio < 1 - epsLow) return "below";
-  return ratio > 1 + epsHigh ? "above" : "inside";
+const three = (low, high, below, above) => [
+  { name: "below", low: 0, high: low, kind: below },
+  { name: "inside", low, high, kind: "live" },
+  { name: "above", low: high, high: Infinity, kind: above },
+];
+
+// The regions of the axis for tokens of one sign of A, from left to right. `kind` is "live",
+// "dead" (no gradient), "held" (the weight stays at the bound times A) or "damped" (less than
+// half of the unbounded weight).
+export function regions(state, sign) {
+  const [low, high] = edges(state, sign);
+  if (state.method === "sapo") return three(low, high, "damped", "damped");
+  if (state.method === "cispo") return three(low, high, "held", "held");
+  if (sign > 0) return three(low, high, "live", "dead");
+  if (state.method !== "dual_clip") return three(low, high, "dead", "live");
+  const c = state.dual_clip;
+  const [below, inside] = three(low, Math.min(high, c), "dead", "live");
+  const above = { name: "above", low: inside.high, high: c, kind: "live" };
+  return [below, inside, above, { name: "floored", low: c, high: Infinity, kind: "dead" }];
 }
 
-export const isDead = (sign, where) => where === (sign > 0 ? "above" : "below");
+// An edge belongs to the middle region.
+function contains({ name, low, high }, ratio) {
+  if (name === "below") return ratio < high;
+  return (name === "inside" ? ratio >= low : ratio > low) && ratio <= high;
+}
 
-// Tokens counted by the sign of A and the side of the clip, and what the clip leaves of the
-// batch's gradient weight: Σ|weight| over Σ|ρA|.
-export function summary(tokens, epsLow, epsHigh) {
-  const empty = () => ({ below: 0, inside: 0, above: 0 });
-  const result = { positive: empty(), negative: empty(), zero: 0, beyond: 0 };
+// The next number of the form 1, 2 or 5 times a power of ten.
+function roundUp(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * [1, 2, 5, 10].find((factor) => factor * power >= value * 0.999);
+}
+
+// Both ends of the ratio's axis.
+function span({ method, eps_low, eps_high }) {
+  if (method === "gspo") {
+    const half = Math.min(1, Math.max(1e-3, roundUp(3 * Math.max(eps_low, eps_high))));
+    return [1 - half, 1 + half];
+  }
+  return [0, method === "sapo" || method === "dual_clip" ? 4 : 2];
+}
+
+function surrogate(state) {
+  const rule = SURROGATES[state.method] ?? ppoClip;
+  const values = knobs(state);
+  return (ratio, advantage) => rule({ ratio, advantage, logp: 0 }, values);
+}
+
+// Objective and gradient weight of one token. A constant does not matter to an objective: SAPO's
+// is shifted to be A at ρ = 1, as the others are. CISPO has none in ρ, because its weight is a
+// constant; drawn is the function whose derivative by log π is that weight, A·b(1 + log(ρ/b))
+// with b the bounded ratio.
+function curve(state) {
+  const advantage = advantageOf(state);
+  const rule = surrogate(state);
+  const shift = state.method === "sapo" ? advantage - rule(1, advantage).term : 0;
+  return (ratio) => {
+    const { term, weight } = rule(ratio, advantage);
+    if (state.method !== "cispo") return { objective: term + shift, weight };
+    return { objective: weight * (1 + Math.log((ratio * advantage) / weight)), weight };
+  };
+}
+
+// Where each token stands: its ratio, or under GSPO that of its sequence, the geometric mean.
+function ratiosOf({ method, tokens }) {
+  if (method !== "gspo" || tokens[0].length < 3) return tokens.map(([ratio]) => ratio);
+  const sums = new Map();
+  for (const [ratio, , number] of tokens) {
+    const [sum, count] = sums.get(number) ?? [0, 0];
+    sums.set(number, [sum + Math.log(ratio), count + 1]);
+  }
+  const ratios = new Map([...sums].map(([number, [sum, count]]) => [number, Math.exp(sum / count)]));
+  return tokens.map(([, , number]) => ratios.get(number));
+}
+
+// What the whole batch says: where its tokens stand, and how many lie in each region.
+function summary(state) {
+  const ratios = ratiosOf(state);
+  const rule = surrogate(state);
+  const [left, right] = span(state);
+  const rows = Object.entries(SIGNS).map(([name, sign]) => {
+    const list = regions(state, sign).map((region) => ({ ...region, tokens: [] }));
+    return { name, sign, regions: list };
+  });
+  const result = { rows, dead: 0, held: 0, damped: 0, live: 0, zero: 0, beyond: 0 };
   let kept = 0;
   let all = 0;
-  for (const [ratio, advantage] of tokens) {
-    if (ratio > RATIO_MAX) result.beyond += 1;
-    if (advantage === 0) result.zero += 1;
-    else result[advantage > 0 ? "positive" : "negative"][side(ratio, epsLow, epsHigh)] += 1;
-    kept += Math.abs(ppoClip(ratio, advantage, epsLow, epsHigh).gradient);
+  state.tokens.forEach(([, advantage], i) => {
+    const ratio = ratios[i];
+    if (ratio < left || ratio > right) result.beyond += 1;
+    kept += Math.abs(rule(ratio, advantage).weight);
     all += Math.abs(ratio * advantage);
+    if (advantage === 0) {
+      result.zero += 1;
+      return;
+    }
+    const region = rows[advantage > 0 ? 0 : 1].regions.find((r) => contains(r, ratio));
+    region.tokens.push({ i, ratio });
+    result[region.kind] += 1;
+  });
+  return { ...result, kept: all > 0 ? kept / all : 0 };
+}
+
+// The picture and the sentence ask for the same summary.
+let known = [];
+function summaryOf(state) {
+  const parts = [state.tokens, state.method, ...KNOBS.map((key) => state[key])];
+  if (!known.parts || parts.some((part, i) => part !== known.parts[i])) {
+    known = { parts, summary: summary(state) };
   }
-  result.dead = result.positive.above + result.negative.below;
-  result.kept = all > 0 ? kept / all : 0;
-  return result;
+  return known.summary;
 }
 
-// The result in words; the same text as ClipRegion.sentence in Python.
-export function sentence({ methods, method, advantage, eps_low, eps_high, tokens }) {
-  const { label } = methods.find(({ key }) => key === method);
-  const { dead, kept, zero, beyond } = summary(tokens, eps_low, eps_high);
-  const above = `above ρ = ${fixed(1 + eps_high, 2)}`;
-  const edge = advantage > 0 ? above : `below ρ = ${fixed(1 - eps_low, 2)}`;
-  const share = `${fixed((100 * dead) / tokens.length, 1)} %`;
-  const parts = [
-    `${label}: ${edge} a token with ${SIGN_NAME[Math.sign(advantage)]} gets no gradient.`,
-    `In this batch the clip silences ${dead} of ${tokens.length} tokens (${share})`,
-    `and keeps ${fixed(100 * kept, 0)} % of the unclipped gradient weight.`,
-  ];
+const countsOf = ({ regions: list }) =>
+  Object.fromEntries(list.map(({ name, tokens }) => [name, tokens.length]));
+
+export function numbers(state) {
+  const [left, right] = span(state);
+  const at = (_, i) => left + ((right - left) * (i + 0.37)) / CURVE_POINTS;
+  const ratios = Array.from({ length: CURVE_POINTS }, at);
+  const curves = ratios.map(curve(state));
+  const { rows, dead, kept } = summaryOf(state);
+  return {
+    ratios,
+    objective: curves.map(({ objective }) => objective),
+    weight: curves.map(({ weight }) => weight),
+    dead_zones: regions(state, signOf(state))
+      .filter(({ kind }) => kind === "dead")
+      .map(({ low, high }) => [Math.max(low, left), Math.min(high, right)]),
+    counts: Object.fromEntries(rows.map((row) => [row.name, countsOf(row)])),
+    dead,
+    kept,
+  };
+}
+
+// --- words ---------------------------------------------------------------------------------
+
+// An edge of the clip, with as many decimals as ε has, at least two and at most five.
+function edge(value, epsilon) {
+  const whole = (digits) => {
+    const scaled = epsilon * 10 ** digits;
+    return Math.abs(scaled - Math.floor(scaled + 0.5)) < 1e-6;
+  };
+  return fixed(value, [2, 3, 4].find(whole) ?? 5);
+}
+
+const short = (value) => String(Number(value.toPrecision(6)));
+
+function oneToken(state) {
+  const sign = signOf(state);
+  const [low, high] = edges(state, sign);
+  const who = `a token with ${SIGN_NAME[sign]}`;
+  if (state.method === "sapo") {
+    const weight = fixed(surrogate(state)(high, advantageOf(state)).weight, 2);
+    return (
+      `at ρ = ${fixed(high, 2)} ${who} still pushes with ${weight}, half of what it would push ` +
+      "without the gate; none is silenced."
+    );
+  }
+  const [lowText, highText] = [edge(low, state.eps_low), edge(high, state.eps_high)];
+  if (state.method === "cispo") {
+    const below = state.eps_low < 1 ? `, below ρ = ${lowText} at ${lowText}·A` : "";
+    return (
+      `above ρ = ${highText} the weight of ${who} is held at ${highText}·A = ` +
+      `${fixed(high * advantageOf(state), 2)}${below}; none is silenced.`
+    );
+  }
+  const symbol = state.method === "gspo" ? "s" : "ρ";
+  const where = sign > 0 ? `above ${symbol} = ${highText}` : `below ${symbol} = ${lowText}`;
+  if (state.method === "gspo") {
+    return `${where} every token of a sequence with ${SIGN_NAME[sign]} gets no gradient.`;
+  }
+  const floor =
+    state.method === "dual_clip" && sign < 0
+      ? ` and above ρ = c = ${fixed(state.dual_clip, 2)}`
+      : "";
+  return `${where}${floor} ${who} gets no gradient.`;
+}
+
+function batch(state) {
+  const { dead, held, damped, kept } = summaryOf(state);
+  const total = state.tokens.length;
+  const rest = `keeps ${fixed(100 * kept, 0)} % of the unclipped gradient weight.`;
+  const share = (count) => `${count} of ${total} tokens (${fixed((100 * count) / total, 1)} %)`;
+  if (state.method === "sapo") {
+    return `In this batch the gate more than halves ${damped} of ${total} tokens and ${rest}`;
+  }
+  if (state.method === "cispo") {
+    return `In this batch the bound holds the weight of ${share(held)} and ${rest}`;
+  }
+  return `In this batch the clip silences ${share(dead)} and ${rest}`;
+}
+
+export function sentence(state) {
+  const { zero, beyond } = summaryOf(state);
+  const parts = [`${label(state)}: ${oneToken(state)}`, batch(state)];
   if (zero > 0) parts.push(`Tokens with A = 0, which never push: ${zero}.`);
-  if (beyond > 0) parts.push(`Tokens beyond ρ = ${RATIO_MAX}, drawn on the right edge: ${beyond}.`);
+  if (beyond > 0) {
+    const [left, right] = span(state);
+    const where =
+      state.method === "gspo"
+        ? `s = ${short(left)} and ${short(right)}, drawn on the edges`
+        : `ρ = ${fixed(right, 0)}, drawn on the right edge`;
+    parts.push(`Tokens beyond ${where}: ${beyond}.`);
+  }
   return parts.join(" ");
-}
-
-// Top of the vertical axis: round, and steady while |A| moves a little.
-export function axisTop(size) {
-  return [0.2, 0.5, 1, 2, 4].find((top) => top >= 2 * size - 1e-9) ?? 6;
 }
 
 // --- drawing -------------------------------------------------------------------------------
@@ -77,7 +277,7 @@ const TITLE = 20;
 const PANEL = 138;
 const EDGE_LABELS = 20;
 const ROW = 50;
-const COUNTS = 17; // the part of a row that holds its three counts
+const COUNTS = 17; // the part of a row that holds its counts
 const OBJECTIVE_TOP = TITLE;
 const WEIGHT_TOP = OBJECTIVE_TOP + PANEL + TITLE + 6;
 const WEIGHT_BOTTOM = WEIGHT_TOP + PANEL;
@@ -85,271 +285,17 @@ const ROWS_TOP = WEIGHT_BOTTOM + EDGE_LABELS + TITLE + 4;
 const ROWS_BOTTOM = ROWS_TOP + 2 * ROW;
 const HEIGHT = ROWS_BOTTOM + 42;
 
-const BOLD = { "font-weight": 600 };
-const CENTRED = { "text-anchor": "middle" };
-const TO_THE_LEFT = { "text-anchor": "end" };
 const DOTTED = {
   stroke: "var(--ink)", "stroke-width": 1.6, "stroke-dasharray": "1.6 4", "stroke-linecap": "round",
 };
 const DASHED = { stroke: "var(--ink)", "stroke-width": 1.5, "stroke-dasharray": "6 4" };
-const HALO = {
-  stroke: "var(--paper)", "stroke-width": 4, "stroke-linejoin": "round", "paint-order": "stroke",
-};
 
 const signColor = (sign) => (sign > 0 ? "var(--positive)" : "var(--negative)");
 const triangle = (x, y, sign, r) =>
   `M${(x - r).toFixed(1)} ${(y + 0.8 * sign * r).toFixed(1)}h${2 * r}l${-r} ${-1.6 * sign * r}z`;
 
-// "ε_low = 0.80" is drawn with "low" as a subscript.
-function text(x, y, content, attributes = {}) {
-  const parts = content.split(/_(θ|\w+)/).map((part, i) => {
-    if (i === 0) return part;
-    return svg("tspan", i % 2 ? { dy: 3.5, "font-size": "0.78em" } : { dy: -3.5 }, part);
-  });
-  return svg("text", { x, y, fill: "var(--ink)", ...attributes }, ...parts);
+function draw(state, { width }) {
+  return picture(width, HEIGHT, label(state), hatching());
 }
 
-// Text that stays readable on hatching and over points.
-const haloed = (x, y, content, attributes = {}) => text(x, y, content, { ...HALO, ...attributes });
-
-function line(x1, y1, x2, y2, attributes = {}) {
-  return svg("line", { x1, y1, x2, y2, stroke: "var(--line)", ...attributes });
-}
-
-function border({ left, right }, top, height) {
-  const box = { x: left, y: top, width: right - left, height };
-  return svg("rect", { ...box, fill: "none", stroke: "var(--line)" });
-}
-
-// The ends of the dead zone, where a token with this sign of A gets no gradient.
-const deadEnds = ({ x, low, high }, sign) => (sign > 0 ? [x(high), x(RATIO_MAX)] : [x(0), x(low)]);
-
-function deadZone(plot, sign, top, height) {
-  const [from, to] = deadEnds(plot, sign);
-  return svg("rect", { x: from, y: top, width: to - from, height, fill: "url(#hatch)" });
-}
-
-function hatching() {
-  const tile = { width: 7, height: 7 };
-  return svg(
-    "pattern",
-    { id: "hatch", ...tile, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
-    svg("rect", { ...tile, fill: "var(--dead)" }),
-    line(0, 0, 0, 7, { stroke: "var(--hatch)", "stroke-width": 1.6 }),
-  );
-}
-
-// One of the two curve panels; `curve` is a list of (ρ, y).
-function panel(plot, top, advantage, curve) {
-  const sign = Math.sign(advantage);
-  const high = axisTop(Math.abs(advantage));
-  const [from, to] = sign > 0 ? [-0.08 * high, 1.08 * high] : [-1.08 * high, 0.08 * high];
-  const y = (value) => top + (PANEL * (to - value)) / (to - from);
-  const point = ([r, v]) => `${plot.x(r).toFixed(1)},${y(v).toFixed(1)}`;
-  const points = (list) => list.map(point).join(" ");
-  const group = svg("g", {}, deadZone(plot, sign, top, PANEL));
-  for (const { value, label } of ticks(Math.min(0, sign * high), Math.max(0, sign * high))) {
-    const stroke = value === 0 ? "var(--line)" : "var(--grid)";
-    group.append(
-      line(plot.left, y(value), plot.right, y(value), { stroke }),
-      text(plot.left - 8, y(value) + 4.5, label, TO_THE_LEFT),
-    );
-  }
-  const plain = points([[0, 0], [RATIO_MAX, RATIO_MAX * advantage]]);
-  const bold = { stroke: signColor(sign), "stroke-width": 3, "stroke-linejoin": "round" };
-  group.append(
-    border(plot, top, PANEL),
-    svg("polyline", { points: plain, fill: "none", ...DOTTED }),
-    svg("polyline", { points: points(curve), fill: "none", ...bold, class: "curve" }),
-    deadName(plot, sign, (sign > 0 ? y(0.5 * advantage) : y(-0.88 * high)) + 4),
-  );
-  return group;
-}
-
-// The name of the dead zone: inside it if it fits, else beside it with an arrow.
-function deadName(plot, sign, y) {
-  const [from, to] = deadEnds(plot, sign);
-  if (to - from > 92) return haloed((from + to) / 2, y, "no gradient", { ...CENTRED, ...BOLD });
-  if (sign > 0) return haloed(from - 8, y, "no gradient →", { ...TO_THE_LEFT, ...BOLD });
-  return haloed(to + 8, y, "← no gradient", BOLD);
-}
-
-// One row of the token strip: its points, with room for three counts above them.
-function tokenRow(plot, { sign, top }, { tokens, eps_low, eps_high, advantage }) {
-  const live = [];
-  const dead = [];
-  tokens.forEach(([ratio, ownAdvantage], i) => {
-    if (Math.sign(ownAdvantage) !== sign) return;
-    const spot = (i * 0.618034) % 1; // spreads the points over the height, the same at each draw
-    const y = top + COUNTS + 6 + (ROW - COUNTS - 12) * spot;
-    const list = isDead(sign, side(ratio, eps_low, eps_high)) ? dead : live;
-    list.push(triangle(plot.x(Math.min(ratio, RATIO_MAX)), y, sign, 3.6));
-  });
-  const color = signColor(sign);
-  const weight = { "font-weight": Math.sign(advantage) === sign ? 700 : 400 };
-  return svg(
-    "g",
-    {},
-    deadZone(plot, sign, top, ROW),
-    border(plot, top, ROW),
-    svg("path", { d: live.join(""), fill: color, "fill-opacity": 0.75 }),
-    svg("path", { d: dead.join(""), fill: "var(--paper)", stroke: color, "stroke-width": 1.2 }),
-    svg("path", { d: triangle(8, top + ROW / 2, sign, 5), fill: color }),
-    text(plot.left - 8, top + ROW / 2 + 4.5, SIGN_NAME[sign], { ...TO_THE_LEFT, ...weight }),
-  );
-}
-
-// The three counts of a row, each over its own region, apart from each other at any ε.
-function rowCounts({ x, left, right, low, high }, { top, counts }) {
-  const bounds = [0, low, high, RATIO_MAX].map(x);
-  const centres = [0, 1, 2].map((i) => (bounds[i] + bounds[i + 1]) / 2);
-  const labels = [counts.below, counts.inside, counts.above].map(String);
-  const gap = 12 + 8 * Math.max(...labels.map((label) => label.length));
-  return spread(centres, gap, left + gap / 2, right - gap / 2).map((at, i) =>
-    haloed(at, top + 14, labels[i], { ...CENTRED, ...BOLD, class: "count" }),
-  );
-}
-
-// Each label ends or begins at its own edge, so the two can never meet; at an extreme ε it stops
-// at the border of the panel.
-function edgeLabels({ x, left, right, low, high, roomy }) {
-  const width = roomy ? 108 : 34;
-  const words = (name, value) => (roomy ? `${name} = ${fixed(value, 2)}` : fixed(value, 2));
-  const y = WEIGHT_BOTTOM + 15;
-  return [
-    haloed(Math.max(x(low) - 5, left + width), y, words("1 − ε_low", low), TO_THE_LEFT),
-    haloed(Math.min(x(high) + 5, right - width), y, words("1 + ε_high", high)),
-  ];
-}
-
-function legend({ right }, advantage) {
-  return [
-    line(right - 178, 10, right - 150, 10, { stroke: signColor(advantage), "stroke-width": 3 }),
-    text(right - 143, 14, "clipped"),
-    line(right - 80, 10, right - 52, 10, DOTTED),
-    text(right, 14, "no clip", TO_THE_LEFT),
-  ];
-}
-
-function ratioAxis({ x, left, right }) {
-  const name = "token ratio ρ = π_θ / π_old";
-  return ticks(0, RATIO_MAX)
-    .flatMap(({ value, label }) => [
-      line(x(value), ROWS_BOTTOM, x(value), ROWS_BOTTOM + 5),
-      text(x(value), ROWS_BOTTOM + 19, label, CENTRED),
-    ])
-    .concat(text((left + right) / 2, ROWS_BOTTOM + 38, name, CENTRED));
-}
-
-// The corners of the two curves. The weight jumps at the edge of the dead zone.
-function curves({ low, high }, { advantage, eps_low, eps_high }) {
-  const at = (ratio) => [ratio, ppoClip(ratio, advantage, eps_low, eps_high).objective];
-  const end = [RATIO_MAX, RATIO_MAX * advantage];
-  return {
-    objective: [0, low, high, RATIO_MAX].map(at),
-    weight:
-      advantage > 0
-        ? [[0, 0], [high, high * advantage], [high, 0], [RATIO_MAX, 0]]
-        : [[0, 0], [low, 0], [low, low * advantage], end],
-  };
-}
-
-function picture(state, width) {
-  const { advantage, eps_low, eps_high, tokens } = state;
-  const [left, right] = [LEFT, width - RIGHT];
-  const x = (ratio) => left + ((right - left) * ratio) / RATIO_MAX;
-  const plot = { x, left, right, low: 1 - eps_low, high: 1 + eps_high, roomy: width > 420 };
-  const { objective, weight } = curves(plot, state);
-  const { positive, negative } = summary(tokens, eps_low, eps_high);
-  const rows = [
-    { sign: 1, top: ROWS_TOP, counts: positive },
-    { sign: -1, top: ROWS_TOP + ROW, counts: negative },
-  ];
-  const verticals = [[x(1), {}], [x(plot.low), DASHED], [x(plot.high), DASHED]];
-  const titles = [
-    [OBJECTIVE_TOP, "Objective of one token"],
-    [WEIGHT_TOP, "Gradient weight (push)"],
-    [ROWS_TOP, `Tokens of the batch (${tokens.length})`],
-  ];
-  const about =
-    "Objective, gradient weight and tokens of the batch against the ratio; " +
-    "the sentence below the picture states the result.";
-  return svg(
-    "svg",
-    { viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, role: "img", "aria-label": about },
-    svg("defs", {}, hatching()),
-    panel(plot, OBJECTIVE_TOP, advantage, objective),
-    panel(plot, WEIGHT_TOP, advantage, weight),
-    ...rows.map((row) => tokenRow(plot, row, state)),
-    ...verticals.map(([at, look]) => line(at, OBJECTIVE_TOP, at, ROWS_BOTTOM, look)),
-    ...(plot.roomy ? legend(plot, advantage) : []),
-    ...rows.flatMap((row) => rowCounts(plot, row)),
-    ...titles.map(([top, title]) => haloed(left, top - 6, title, BOLD)),
-    ...edgeLabels(plot),
-    ...ratioAxis(plot),
-  );
-}
-
-// --- the view ------------------------------------------------------------------------------
-
-function signOption(sign) {
-  const path = svg("path", { d: triangle(6, 6, sign, 5), fill: signColor(sign) });
-  const mark = svg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, path);
-  return { value: sign, label: SIGN_NAME[sign], mark };
-}
-
-function build({ state, set }) {
-  const preset = (key) => state().methods.find((row) => row.key === key);
-  const choose = (key) => {
-    const { eps_low, eps_high } = preset(key);
-    set({ method: key, eps_low, eps_high });
-  };
-  const method = choice({
-    label: "Method",
-    options: state().methods.map(({ key, label }) => ({ value: key, label })),
-    onChoose: choose,
-  });
-  const sign = choice({
-    label: "Advantage sign",
-    options: [signOption(1), signOption(-1)],
-    onChoose: (value) => set({ advantage: value * Math.abs(state().advantage) }),
-  });
-  const size = slider({
-    label: "|A| size", min: 0.1, max: 3, step: 0.1,
-    show: (value) => fixed(value, 1),
-    onInput: (value) => set({ advantage: Math.sign(state().advantage) * value }),
-  });
-  const epsilon = (label, key) =>
-    slider({
-      label, min: 0.01, max: 0.99, step: 0.01,
-      show: (value) => fixed(value, 2),
-      onInput: (value) => set({ [key]: value }),
-    });
-  const low = epsilon("ε low", "eps_low");
-  const high = epsilon("ε high", "eps_high");
-  const reset = button({
-    label: "Reset to the paper's ε",
-    onPress: () => choose(state().method),
-  });
-  const source = html("p", { class: "note" });
-  const key = html("p", { class: "note" }, KEY);
-  return {
-    controls: [method, sign, size, low, high, reset].map(({ node }) => node).concat(source, key),
-    draw(now, width) {
-      method.set(now.method);
-      sign.set(Math.sign(now.advantage));
-      size.set(Math.abs(now.advantage));
-      low.set(now.eps_low);
-      high.set(now.eps_high);
-      source.textContent = preset(now.method).source;
-      return { picture: picture(now, width), sentence: sentence(now) };
-    },
-  };
-}
-
-export default {
-  render({ model, el }) {
-    const keys = ["methods", "method", "advantage", "eps_low", "eps_high", "tokens"];
-    return mount({ model, el, title: "Clip region", keys, build });
-  },
-};
+export default widget({ title: "Clip region", draw, sentence, note, off, react });

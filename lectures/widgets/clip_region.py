@@ -1,446 +1,576 @@
-"""The clip region: which tokens of a batch still push the policy under a clipped objective.
+"""The clip region: which tokens of a batch still push the policy, under six ways to bound a ratio.
 
-Lecture 03, [RC-6] to [RC-8]. The picture is drawn by clip_region.js; the still picture and the
-sentence here come from `policy_gradients.surrogates.ppo_clip` itself.
-Leaves out: dual clip [RC-9], and surrogates of another shape (GSPO, CISPO, SAPO).
+Lecture 03, [RC-6] to [RC-9], for PPO, GRPO, DAPO and dual clip; Lecture 10 for GSPO, CISPO and
+SAPO. The picture is drawn by clip_region.js; the numbers, the still picture and the sentence here
+come from `policy_gradients.surrogates` itself, by autograd.
+Leaves out: averaging over tokens, and KL terms.
 """
 
-import textwrap
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-import traitlets
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from matplotlib.patheffects import withStroke
-from matplotlib.ticker import MultipleLocator
+from matplotlib.ticker import FixedLocator
 
-from lectures.widgets.base import STILL_WIDTH, InvalidValueError, LectureWidget, fixed, module
+from lectures.widgets.base import Choice, Data, InvalidValueError, LectureWidget, Slider, module
+from lectures.widgets.still import (
+    BOLD,
+    DEAD,
+    GRID,
+    HALO,
+    INK,
+    LINE,
+    NEGATIVE,
+    POSITIVE,
+    Still,
+    fixed,
+    frame,
+    hatched,
+    spread,
+)
+from policy_gradients import surrogates
 from policy_gradients.algorithms import ALGORITHMS
-from policy_gradients.surrogates import ppo_clip
+from policy_gradients.ratios import sequence_ratio
 
-RATIO_MAX = 2.0  # right end of the ρ axis, as in clip_region.js
-SIZE_RANGE = (0.1, 3.0)  # |A| that the slider can show
 MOST_TOKENS = 4096  # every token is a mark in the picture and a row of the saved notebook
+CURVE_POINTS = 20  # of the curves in `numbers`
+HALF = math.log(3 + math.sqrt(8))  # 4σ(x)(1 − σ(x)) is ½ at x = ±HALF
+SIGNS = {"positive": 1, "negative": -1}
 
 
 class Method(NamedTuple):
-    """One choice of the widget: its name, its paper's two epsilons and where they stand."""
+    """One choice of the widget: its name, its paper's knobs and where they stand."""
 
     label: str
-    eps_low: float
-    eps_high: float
+    knobs: dict[str, float]
     source: str
 
 
-def _method(key: str, label: str, source: str) -> Method:
-    knobs = ALGORITHMS[key].knobs
-    return Method(label, knobs["eps_low"], knobs["eps_high"], source)
+def _method(key: str, label: str, source: str, **more: float) -> Method:
+    return Method(label, dict(ALGORITHMS[key].knobs) | more, source)
 
 
 METHODS = {
     "ppo": _method("ppo", "PPO", "ε = 0.2: Schulman et al. 2017, section 6.1."),
     "grpo": _method("grpo", "GRPO", "Shao et al. 2024 print no ε; 0.2 is PPO's."),
     "dapo": _method("dapo", "DAPO", "ε = 0.2 and 0.28: Yu et al. 2025, section 4.1."),
+    "dual_clip": _method(
+        "ppo", "Dual clip", "ε = 0.2 and c = 3: Ye et al. 2020, with eq. 5.", dual_clip=3.0
+    ),
+    "gspo": _method("gspo", "GSPO", "ε = 0.0003 and 0.0004: Zheng et al. 2025, section 5.1."),
+    "cispo": _method(
+        "cispo",
+        "CISPO",
+        "ε low = 1: no lower bound, as in MiniMax 2025, who do not print ε high; 0.28 is DAPO's.",
+    ),
+    "sapo": _method("sapo", "SAPO", "τ = 1 and 1.05: Gao et al. 2025."),
 }
+KNOBS = ("eps_low", "eps_high", "tau_pos", "tau_neg", "dual_clip")
+KEY = (
+    "Hollow marks on hatching: tokens without gradient. Dotted: the same without any bound. "
+    "The numbers count the tokens of each region."
+)
+EPSILONS = [
+    *(round(i * 1e-4, 4) for i in range(1, 10)),
+    *(round(i * 1e-3, 3) for i in range(1, 10)),
+    *(round(i * 1e-2, 2) for i in range(1, 101)),
+]
 
 
-def default_tokens(seed: int = 0) -> list[list[float]]:
-    """Return 256 pairs (ratio, advantage): log ρ normal with deviation 0.25, A standard normal.
+_FEW = [  # two sequences, far enough apart to reach every region of every method
+    [0.31, 1.2, 0], [0.74, 1.2, 0], [0.97, 1.2, 0], [1.13, 1.2, 0], [1.52, 1.2, 0], [3.4, 1.2, 0],
+    [0.22, -0.7, 1], [0.88, -0.7, 1], [1.04, -0.7, 1], [1.37, -0.7, 1], [3.3, -0.7, 1],
+]  # fmt: skip
 
-    That is how far a batch drifts after a few epochs of minibatch steps, far enough that every
-    one of the six regions holds tokens. Four decimals, so that a saved notebook stays small.
+
+class Region(NamedTuple):
+    """Part of the ratio's axis in which tokens of one sign of A fare alike.
+
+    kind : "live", "dead" (no gradient), "held" (the weight stays at the bound times A) or
+           "damped" (less than half of the unbounded weight)
     """
-    normal = np.random.default_rng(seed).standard_normal((256, 2))
-    ratios, advantages = np.exp(0.25 * normal[:, 0]), normal[:, 1]
-    return np.stack([ratios, advantages], axis=1).round(4).tolist()
+
+    name: str
+    low: float
+    high: float
+    kind: str
 
 
-def objective_and_weight(
-    ratios: Any, advantages: Any, *, eps_low: float, eps_high: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return each token's objective and its derivative by log π, from `ppo_clip` and autograd.
+def default_tokens(seed: int = 23) -> list[list[float]]:
+    """Return 256 rows (ratio, advantage, sequence): 32 invented sequences of 8 tokens.
 
-    ratios, advantages : (tokens,), ratios > 0; both results : (tokens,), float64
+    log ρ is normal with deviation 0.25, about as far as a batch drifts in a few epochs of
+    minibatch steps; the advantage is standard normal, one per sequence. Within a sequence the
+    log-ratios are shifted so that their mean, the logarithm of the sequence's ratio, is normal
+    with deviation 4e-4. That is an idealisation: eight independent tokens would have a mean of
+    deviation 0.09, and it takes thousands to come near GSPO's ε. It lets one batch show every
+    method. Five decimals, so that a saved notebook stays small.
     """
-    ratios = torch.as_tensor(ratios, dtype=torch.float64).reshape(1, -1)
-    advantages = torch.as_tensor(advantages, dtype=torch.float64).expand_as(ratios)
-    with torch.enable_grad():
-        logp = ratios.log().requires_grad_()
-        old = torch.zeros_like(logp)
-        objective = -ppo_clip(logp, old, advantages, eps_low=eps_low, eps_high=eps_high)
-        (weight,) = torch.autograd.grad(objective.sum(), logp)
-    return objective.detach().numpy()[0], weight.numpy()[0]
+    dice = np.random.default_rng(seed)
+    log_ratios = 0.25 * dice.standard_normal((32, 8))
+    advantages = dice.standard_normal((32, 1)).repeat(8, axis=1)
+    drift = 4e-4 * dice.standard_normal((32, 1))
+    ratios = np.exp(log_ratios - log_ratios.mean(axis=1, keepdims=True) + drift)
+    rows = zip(ratios.ravel().round(5), advantages.ravel().round(3), np.arange(256) // 8)
+    return [[float(ratio), float(advantage), int(i)] for ratio, advantage, i in rows]
+
+
+def tokens_of(record: Any, update: int = -1) -> list[list[float]]:
+    """Return (ratio, advantage, sequence) of every token that a step of the trainer counted.
+
+    record : `llm_trainer.record.load_record(path)`, or a path
+    update : which of the step's optimiser updates; the last one by default. Ratios are those just
+             before it, so they are all 1 at a step's first update.
+
+    Raises InvalidValueError where the step has no such update. Discarded groups have no advantage
+    and are left out.
+    """
+    if isinstance(record, str | Path):
+        from llm_trainer.record import load_record
+
+        record = load_record(record)
+    if not -record.updates <= update < record.updates:
+        raise InvalidValueError(
+            f"update is {update}; the record of step {record.step} has {record.updates} updates"
+        )
+    counted = [group for group in record.groups if group.status != "discarded"]
+    responses = [response for group in counted for response in group.responses]
+    rows = []
+    for i, response in enumerate(responses):
+        advantages = response.advantages * (len(response.tokens) // len(response.advantages))
+        pairs = zip(response.updates[update].logp, response.logp_old, advantages, strict=True)
+        rows += [[math.exp(logp - old), advantage, i] for logp, old, advantage in pairs]
+    return rows
 
 
 class ClipRegion(LectureWidget):
     """The clip-region widget: `clip = ClipRegion(methods=("ppo", "grpo", "dapo"))`.
 
-    methods : which presets to offer, in this order
-    method : the one chosen; choosing another sets both epsilons to its paper's values
-    advantage : A of the two curves; its sign picks the panel, 0.1 ≤ |A| ≤ 3
-    eps_low, eps_high : the clip interval is [1 − eps_low, 1 + eps_high]; both in (0, 1)
-    tokens : (tokens, 2) pairs (ratio, advantage), as tensor, array or lists, at most 4096
+    methods : which of METHODS to offer, in this order
+    method : the one chosen; choosing another sets its paper's values
+    advantage : A of the two curves, 0.1 ≤ |A| ≤ 3; the learner moves its `sign` and `size`
+    eps_low, eps_high : the clip interval is [1 − eps_low, 1 + eps_high]; above 0, at most 1
+    tau_pos, tau_neg : SAPO's temperatures for A > 0 and A < 0
+    dual_clip : the factor c of dual clip, above 1
+    tokens : (tokens, 2) pairs (ratio, advantage), or (tokens, 3) with the number of the token's
+        sequence, as tensor, array or lists, at most 4096; without numbers each token is its own
+        sequence under GSPO
 
-    Everything can be read after the sliders have moved, and set from Python. A value that makes
+    Everything can be read after the controls have moved, and set from Python. A value that makes
     no sense raises InvalidValueError (a ValueError) and changes nothing.
     """
 
     name = "clip_region"
-    state_keys = ("methods", "method", "advantage", "eps_low", "eps_high", "tokens")
     _esm = module("clip_region")
-    _ready = False
+    presets: ClassVar = {"reset": ("Reset to the paper's values", None)}
+    presets_label = ""
+    still_height = 586
+    examples: ClassVar = [
+        {},
+        {"method": "dapo", "advantage": -1.5},
+        {"method": "grpo", "eps_low": 0.99, "eps_high": 0.99, "advantage": 3.0, "tokens": _FEW},
+        {"eps_low": 0.0001, "eps_high": 0.0001, "advantage": -0.1, "tokens": _FEW},
+        {"eps_low": 1.0, "eps_high": 1.0, "tokens": _FEW},
+        {"method": "dual_clip", "advantage": -1.0, "tokens": _FEW},
+        {"method": "dual_clip", "dual_clip": 1.1, "eps_high": 0.9, "sign": "negative",
+         "tokens": _FEW},
+        {"method": "dual_clip", "advantage": 0.3, "tokens": _FEW},
+        {"method": "gspo"},
+        {"method": "gspo", "advantage": -0.1, "eps_low": 0.0001, "eps_high": 0.0001,
+         "tokens": _FEW},
+        {"method": "gspo", "advantage": -3.0, "eps_low": 0.2, "eps_high": 0.01, "tokens": _FEW},
+        {"method": "cispo", "tokens": _FEW},
+        {"method": "cispo", "advantage": -2.0, "eps_low": 0.9, "eps_high": 0.01, "tokens": _FEW},
+        {"method": "sapo", "tokens": _FEW},
+        {"method": "sapo", "advantage": -3.0, "tau_pos": 0.2, "tau_neg": 5.0, "tokens": _FEW},
+        {"tokens": [[1.5, 1.0], [1.0, 0.0], [2.5, -1.0], [0.25, -0.5]]},
+    ]  # fmt: skip
 
-    methods = traitlets.TraitType([], read_only=True).tag(sync=True)
-    method = traitlets.TraitType("ppo").tag(sync=True)
-    advantage = traitlets.TraitType(1.0).tag(sync=True)
-    eps_low = traitlets.TraitType(0.2).tag(sync=True)
-    eps_high = traitlets.TraitType(0.2).tag(sync=True)
-    tokens = traitlets.TraitType([]).tag(sync=True)
+    method = Choice("ppo", "Method", {key: row.label for key, row in METHODS.items()})
+    sign = Choice(
+        "positive", "Advantage sign", {"positive": "▲ A > 0", "negative": "▼ A < 0"}
+    )
+    size = Slider(1.0, "|A| size", low=0.1, high=3.0, step=0.1, digits=1)
+    eps_low = Slider(0.2, "ε low", stops=EPSILONS)
+    eps_high = Slider(0.2, "ε high", stops=EPSILONS)
+    tau_pos = Slider(1.0, "τ for A > 0", low=0.2, high=5.0, step=0.05, digits=2)
+    tau_neg = Slider(1.05, "τ for A < 0", low=0.2, high=5.0, step=0.05, digits=2)
+    dual_clip = Slider(3.0, "c (dual clip)", low=1.1, high=3.8, step=0.1, digits=1)
+    tokens = Data([], lambda value: _token_list(value))
 
-    def __init__(
-        self,
-        methods: tuple[str, ...] = tuple(METHODS),
-        *,
-        method: str | None = None,
-        advantage: float = 1.0,
-        eps_low: float | None = None,
-        eps_high: float | None = None,
-        tokens: Any = None,
-    ) -> None:
-        rows = _rows(methods)
-        self.set_trait("methods", rows)
-        method = rows[0]["key"] if method is None else method
-        preset = METHODS.get(method, METHODS["ppo"])  # an unknown name is refused just below
-        super().__init__(
-            method=method,
-            advantage=advantage,
-            eps_low=preset.eps_low if eps_low is None else eps_low,
-            eps_high=preset.eps_high if eps_high is None else eps_high,
-            tokens=default_tokens() if tokens is None else tokens,
-        )
-        self._ready = True
+    def __init__(self, methods: Iterable[str] = tuple(METHODS), **state: Any) -> None:
+        keys = _offered(methods)
+        self.offer("method", {key: METHODS[key].label for key in keys})
+        used = {knob for key in keys for knob in METHODS[key].knobs}
+        self.leave_out(*(knob for knob in KNOBS if knob not in used))
+        if "advantage" in state:
+            state |= _sign_and_size(state.pop("advantage"))
+        state = {"method": keys[0], "tokens": None} | state
+        if state["tokens"] is None:
+            state["tokens"] = default_tokens()
+        known = METHODS.get(str(state["method"]), METHODS["ppo"])  # an unknown one is refused below
+        super().__init__(**(known.knobs | state))
+
+    @classmethod
+    def from_record(cls, record: Any, update: int = -1, **state: Any) -> "ClipRegion":
+        """The tokens of a recorded training step (see `tokens_of`), with its method and knobs."""
+        rows = tokens_of(record, update)
+        if len(rows) > MOST_TOKENS:
+            raise InvalidValueError(
+                f"the record holds {len(rows)} tokens; at most {MOST_TOKENS} can be drawn: pass "
+                "record.take([0, 1]), which keeps the first two groups"
+            )
+        return cls(tokens=rows, **state)
 
     def reset(self) -> None:
-        """Set both epsilons to the values of the chosen method's paper."""
-        preset = METHODS[self.method]
-        self.eps_low, self.eps_high = preset.eps_low, preset.eps_high
+        """Set the knobs of the chosen method to its paper's values."""
+        self.preset("reset")
+
+    @property
+    def advantage(self) -> float:
+        """A of the two curves: `sign` times `size`."""
+        return SIGNS[self.sign] * self.size
+
+    @advantage.setter
+    def advantage(self, value: float) -> None:
+        for name, part in _sign_and_size(value).items():
+            setattr(self, name, part)
+
+    # --- mathematics -------------------------------------------------------------------------
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """Tokens by the sign of A ("positive", "negative") and the side of the clip interval."""
-        ratios, advantages = self._pairs().T
-        below, above = ratios < 1 - self.eps_low, ratios > 1 + self.eps_high
-        sides = {"below": below, "inside": ~below & ~above, "above": above}
-        signs = {"positive": advantages > 0, "negative": advantages < 0}
-        return {
-            name: {where: int((sign & side).sum()) for where, side in sides.items()}
-            for name, sign in signs.items()
-        }
+        """Tokens by the sign of A and the region of their ratio, as drawn."""
+        ratios, advantages = self._ratios(), self._columns()[1]
+        counts = {}
+        for name, sign in SIGNS.items():
+            own = ratios[np.sign(advantages) == sign]
+            inside = {r.name: _inside(r, own) for r in self.regions(sign)}
+            counts[name] = {key: int(mask.sum()) for key, mask in inside.items()}
+        return counts
+
+    @property
+    def dead(self) -> int:
+        """Tokens with A ≠ 0 that get no gradient."""
+        return self._in_regions("dead")
 
     @property
     def kept(self) -> float:
-        """Share of the batch's gradient weight that the clip keeps: Σ|weight| / Σ|ρA|."""
-        ratios, advantages = self._pairs().T
-        _, weight = objective_and_weight(ratios, advantages, **self._epsilons())
-        unclipped = np.abs(ratios * advantages).sum()
-        return float(np.abs(weight).sum() / unclipped) if unclipped > 0 else 0.0
+        """Share of the batch's gradient weight that is left: Σ|weight| / Σ|ρA|, or Σ|sA|."""
+        ratios, advantages = self._ratios(), self._columns()[1]
+        weight = self.weights(ratios, advantages)
+        unbounded = np.abs(ratios * advantages).sum()
+        return float(np.abs(weight).sum() / unbounded) if unbounded > 0 else 0.0
+
+    @property
+    def knobs(self) -> dict[str, float]:
+        """What the chosen method's surrogate is called with."""
+        return {name: getattr(self, name) for name in METHODS[self.method].knobs}
+
+    def regions(self, sign: int) -> list[Region]:
+        """The regions of the axis for tokens of this sign of A, from left to right."""
+        low, high = self.edges(sign)
+        if self.method == "sapo":
+            return _three(low, high, "damped", "damped")
+        if self.method == "cispo":
+            return _three(low, high, "held", "held")
+        if sign > 0:
+            return _three(low, high, "live", "dead")
+        if self.method != "dual_clip":
+            return _three(low, high, "dead", "live")
+        below, inside, _ = _three(low, min(high, self.dual_clip), "dead", "live")
+        above = Region("above", inside.high, self.dual_clip, "live")
+        return [below, inside, above, Region("floored", self.dual_clip, math.inf, "dead")]
+
+    def edges(self, sign: int) -> tuple[float, float]:
+        """Where the middle region ends on both sides: the clip, or half the weight under SAPO."""
+        if self.method == "sapo":
+            tau = self.tau_pos if sign > 0 else self.tau_neg
+            return max(0.0, 1 - HALF / tau), 1 + HALF / tau
+        return 1 - self.eps_low, 1 + self.eps_high
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Both ends of the ratio's axis."""
+        if self.method == "gspo":
+            half = min(1.0, max(1e-3, _round_up(3 * max(self.eps_low, self.eps_high))))
+            return 1 - half, 1 + half
+        return 0.0, 4.0 if self.method in ("sapo", "dual_clip") else 2.0
+
+    def weights(self, ratios: Any, advantages: Any) -> np.ndarray:
+        """Each token's gradient weight, from the surrogate and autograd; (tokens,), float64.
+
+        ratios, advantages : (tokens,), ratios > 0; for GSPO the sequence's ratio of each token
+        """
+        return self._terms(ratios, advantages)[1]
+
+    def curves(self, ratios: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Objective and gradient weight of one token with `advantage`, at these ratios.
+
+        A constant does not matter to an objective: SAPO's is shifted to be A at ρ = 1, as the
+        others are. CISPO has none in ρ, because its weight is a constant; drawn is the function
+        whose derivative by log π is that weight, A·b(1 + log(ρ/b)) with b the bounded ratio.
+        """
+        ratios = np.asarray(ratios, dtype=np.float64)
+        terms, weights = self._terms(ratios, self.advantage)
+        if self.method == "sapo":
+            terms = terms - self._terms(np.ones(1), self.advantage)[0] + self.advantage
+        if self.method == "cispo":
+            bounded = weights / self.advantage
+            terms = weights * (1 + np.log(ratios / bounded))
+        return terms, weights
+
+    def _terms(self, ratios: Any, advantages: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The surrogate's term (to be maximised) and its derivative by log π."""
+        ratios = torch.as_tensor(ratios, dtype=torch.float64).reshape(-1, 1)
+        advantages = torch.as_tensor(advantages, dtype=torch.float64).reshape(-1, 1)
+        with torch.enable_grad():
+            logp = ratios.log().requires_grad_()
+            batch = [logp, torch.zeros_like(logp), advantages.expand_as(ratios)]
+            if self.method == "gspo":  # a sequence of one token has the ratio of that token
+                batch.append(torch.ones_like(logp))
+            surrogate = surrogates.ppo_clip
+            if self.method in ("gspo", "cispo", "sapo"):
+                surrogate = ALGORITHMS[self.method].surrogate
+            terms = -surrogate(*batch, **self.knobs)
+            (weights,) = torch.autograd.grad(terms.sum(), logp)
+        return terms.detach().numpy()[:, 0], weights.numpy()[:, 0]
+
+    def _columns(self) -> np.ndarray:
+        """Ratio, advantage and number of the sequence of each token: (3, tokens)."""
+        rows = np.array(self.tokens, dtype=np.float64)
+        if rows.shape[1] == 2:
+            rows = np.column_stack([rows, np.arange(len(rows))])
+        return rows.T
+
+    def _ratios(self) -> np.ndarray:
+        """Where each token stands: its ratio, or under GSPO that of its sequence; (tokens,)."""
+        ratios, _, numbers = self._columns()
+        if self.method != "gspo":
+            return ratios
+        _, row = np.unique(numbers, return_inverse=True)
+        seen = np.zeros(row.max() + 1, dtype=int)
+        column = np.zeros_like(row)
+        for i, number in enumerate(row):
+            column[i], seen[number] = seen[number], seen[number] + 1
+        logp = torch.zeros(len(seen), seen.max(), dtype=torch.float64)
+        mask = torch.zeros_like(logp)
+        logp[row, column], mask[row, column] = torch.from_numpy(np.log(ratios)), 1.0
+        return sequence_ratio(logp, torch.zeros_like(logp), mask)[row, 0].numpy()
+
+    def _in_regions(self, kind: str) -> int:
+        ratios, advantages = self._ratios(), self._columns()[1]
+        return sum(
+            int((_inside(region, ratios) & (np.sign(advantages) == sign)).sum())
+            for sign in SIGNS.values()
+            for region in self.regions(sign)
+            if region.kind == kind
+        )
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        left, right = self.span
+        ratios = left + (right - left) * (np.arange(CURVE_POINTS) + 0.37) / CURVE_POINTS
+        objective, weight = self.curves(ratios)
+        dead = [r for r in self.regions(SIGNS[self.sign]) if r.kind == "dead"]
+        return {
+            "ratios": ratios.tolist(),
+            "objective": objective.tolist(),
+            "weight": weight.tolist(),
+            "dead_zones": [[max(r.low, left), min(r.high, right)] for r in dead],
+            "counts": self.counts,
+            "dead": self.dead,
+            "kept": self.kept,
+        }
+
+    # --- words -------------------------------------------------------------------------------
 
     @property
     def sentence(self) -> str:
         """The result in words, as it stands under the picture."""
-        counts = self.counts
-        dead = counts["positive"]["above"] + counts["negative"]["below"]
-        total = len(self.tokens)
-        if self.advantage > 0:
-            edge, sign = f"above ρ = {fixed(1 + self.eps_high, 2)}", "A > 0"
-        else:
-            edge, sign = f"below ρ = {fixed(1 - self.eps_low, 2)}", "A < 0"
-        parts = [
-            f"{METHODS[self.method].label}: {edge} a token with {sign} gets no gradient.",
-            f"In this batch the clip silences {dead} of {total} tokens "
-            f"({fixed(100 * dead / total, 1)} %) and keeps {fixed(100 * self.kept, 0)} % "
-            "of the unclipped gradient weight.",
-        ]
-        ratios, advantages = self._pairs().T
+        ratios, advantages = self._ratios(), self._columns()[1]
+        parts = [f"{METHODS[self.method].label}: {self._one_token()}", self._batch()]
         if zero := int((advantages == 0).sum()):
             parts.append(f"Tokens with A = 0, which never push: {zero}.")
-        if beyond := int((ratios > RATIO_MAX).sum()):
-            parts.append(f"Tokens beyond ρ = 2, drawn on the right edge: {beyond}.")
+        left, right = self.span
+        if beyond := int((ratios < left).sum() + (ratios > right).sum()):
+            where = f"ρ = {fixed(right, 0)}, drawn on the right edge"
+            if self.method == "gspo":
+                where = f"s = {_short(left)} and {_short(right)}, drawn on the edges"
+            parts.append(f"Tokens beyond {where}: {beyond}.")
         return " ".join(parts)
 
-    def draw_still(self, figure: Figure) -> None:
-        _draw(self, figure)
-
-    def _pairs(self) -> np.ndarray:
-        return np.array(self.tokens, dtype=np.float64)
-
-    def _epsilons(self) -> dict[str, float]:
-        return {"eps_low": self.eps_low, "eps_high": self.eps_high}
-
-    # --- what is refused -------------------------------------------------------------------
-
-    @traitlets.validate("method")
-    def _check_method(self, proposal: Any) -> str:
-        known = [row["key"] for row in self.methods]
-        if proposal["value"] not in known:
-            raise InvalidValueError(
-                f"method is {proposal['value']!r}; this widget was made with: {', '.join(known)}"
+    def _one_token(self) -> str:
+        sign = SIGNS[self.sign]
+        low, high = self.edges(sign)
+        own = f"A {'>' if sign > 0 else '<'} 0"
+        who = f"a token with {own}"
+        if self.method == "sapo":
+            weight = fixed(float(self.weights([high], [self.advantage])[0]), 2)
+            return (
+                f"at ρ = {fixed(high, 2)} {who} still pushes with {weight}, half of what it would push "
+                "without the gate; none is silenced."
             )
-        return proposal["value"]
-
-    @traitlets.validate("eps_low", "eps_high")
-    def _check_epsilon(self, proposal: Any) -> float:
-        name = proposal["trait"].name
-        value = _number(name, proposal["value"])
-        if not 0 < value < 1:
-            raise InvalidValueError(f"{name} is {value}; it must lie between 0 and 1, such as 0.2")
-        return value
-
-    @traitlets.validate("advantage")
-    def _check_advantage(self, proposal: Any) -> float:
-        value = _number("advantage", proposal["value"])
-        low, high = SIZE_RANGE
-        if not low <= abs(value) <= high:
-            raise InvalidValueError(
-                f"advantage is {value}; its size must lie between {low} and {high} "
-                "(the curves only scale with it), its sign is yours"
+        if self.method == "cispo":
+            below = f", below ρ = {_edge(low, self.eps_low)} at {_edge(low, self.eps_low)}·A"
+            return (
+                f"above ρ = {_edge(high, self.eps_high)} the weight of {who} is held at "
+                f"{_edge(high, self.eps_high)}·A = {fixed(high * self.advantage, 2)}"
+                f"{below if self.eps_low < 1 else ''}; none is silenced."
             )
-        return value
+        symbol = "s" if self.method == "gspo" else "ρ"
+        edge = f"above {symbol} = {_edge(high, self.eps_high)}"
+        if sign < 0:
+            edge = f"below {symbol} = {_edge(low, self.eps_low)}"
+        if self.method == "gspo":
+            return f"{edge} every token of a sequence with {own} gets no gradient."
+        if self.method == "dual_clip" and sign < 0:
+            edge += f" and above ρ = c = {fixed(self.dual_clip, 2)}"
+        return f"{edge} {who} gets no gradient."
 
-    @traitlets.validate("tokens")
-    def _check_tokens(self, proposal: Any) -> list[list[float]]:
-        return _token_list(proposal["value"])
+    def _batch(self) -> str:
+        total = len(self.tokens)
+        kept = f"keeps {fixed(100 * self.kept, 0)} % of the unclipped gradient weight."
+        if self.method == "sapo":
+            damped = self._in_regions("damped")
+            return f"In this batch the gate more than halves {damped} of {total} tokens and {kept}"
+        if self.method == "cispo":
+            held = self._in_regions("held")
+            return (
+                f"In this batch the bound holds the weight of {held} of {total} tokens "
+                f"({fixed(100 * held / total, 1)} %) and {kept}"
+            )
+        return (
+            f"In this batch the clip silences {self.dead} of {total} tokens "
+            f"({fixed(100 * self.dead / total, 1)} %) and {kept}"
+        )
 
-    @traitlets.observe("method")
-    def _use_paper_values(self, change: Any) -> None:
-        # The browser sends its own epsilons along, and so does the constructor.
-        if self._ready and not self._from_browser:
-            self.reset()
+    @property
+    def note(self) -> str:
+        return f"{METHODS[self.method].source} {KEY}"
+
+    @property
+    def off(self) -> set[str]:
+        return {knob for knob in KNOBS if knob not in METHODS[self.method].knobs}
+
+    def react(self, key: str) -> dict[str, Any]:
+        return dict(METHODS[self.method].knobs) if key in ("method", "reset") else {}
+
+    def draw_still(self, still: Still) -> None:
+        _draw(self, still)
 
 
-def _rows(methods: tuple[str, ...]) -> list[dict[str, Any]]:
+def _offered(methods: Iterable[str]) -> list[str]:
     listed = isinstance(methods, tuple | list) and len(methods) > 0
     if not listed or any(key not in list(METHODS) for key in methods):
         raise InvalidValueError(
             f"methods is {methods!r}; expected one or more of: {', '.join(METHODS)}, "
             'as a tuple such as ("ppo", "dapo")'
         )
-    return [{"key": key, **METHODS[key]._asdict()} for key in methods]
+    return list(methods)
 
 
-def _number(name: str, value: Any) -> float:
+def _sign_and_size(advantage: Any) -> dict[str, Any]:
+    slider = ClipRegion.declared()["size"]
     try:
-        return float(value)
+        value = float(advantage)
+        size = slider.check("advantage", abs(value))
     except (TypeError, ValueError):
-        raise InvalidValueError(f"{name} is {value!r}; expected a number") from None
+        raise InvalidValueError(
+            f"advantage is {advantage!r}; expected a number whose size lies between "
+            f"{slider.low:g} and {slider.high:g} (the curves only scale with it)"
+        ) from None
+    return {"sign": "positive" if value > 0 else "negative", "size": size}
+
+
+def _three(low: float, high: float, below: str, above: str) -> list[Region]:
+    return [
+        Region("below", 0.0, low, below),
+        Region("inside", low, high, "live"),
+        Region("above", high, math.inf, above),
+    ]
+
+
+def _inside(region: Region, ratios: np.ndarray) -> np.ndarray:
+    """Which ratios lie in the region; an edge belongs to the middle one."""
+    if region.name == "below":
+        return ratios < region.high
+    above = ratios >= region.low if region.name == "inside" else ratios > region.low
+    return above & (ratios <= region.high)
+
+
+def _round_up(value: float) -> float:
+    """The next number of the form 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return power * next(f for f in (1, 2, 5, 10) if f * power >= value * 0.999)
+
+
+def _edge(edge: float, epsilon: float) -> str:
+    """An edge of the clip, with as many decimals as ε has, at least two and at most five."""
+    for digits in (2, 3, 4):
+        if abs(epsilon * 10**digits - math.floor(epsilon * 10**digits + 0.5)) < 1e-6:
+            return fixed(edge, digits)
+    return fixed(edge, 5)
+
+
+def _short(value: float) -> str:
+    """At most six significant digits: 0.998, 1.002."""
+    return f"{value:.6g}"
 
 
 def _token_list(value: Any) -> list[list[float]]:
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().double().numpy()
     try:
-        pairs = np.array(value, dtype=np.float64)
+        rows = np.array(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidValueError(
-            f"tokens must be pairs (ratio, advantage) of numbers: {error}"
+            f"tokens must be rows (ratio, advantage) of numbers: {error}"
         ) from None
-    if pairs.size == 0:
-        raise InvalidValueError("tokens is empty; give at least one pair (ratio, advantage)")
-    if pairs.ndim != 2 or pairs.shape[1] != 2:
+    if rows.size == 0:
+        raise InvalidValueError("tokens is empty; give at least one row (ratio, advantage)")
+    if rows.ndim != 2 or rows.shape[1] not in (2, 3):
         raise InvalidValueError(
-            f"tokens has shape {pairs.shape}; expected (tokens, 2), a row per token with its ratio "
-            "and its advantage, as torch.stack([ratio, advantage], dim=-1) makes it"
+            f"tokens has shape {rows.shape}; expected (tokens, 2), a row per token with its ratio "
+            "and its advantage, as torch.stack([ratio, advantage], dim=-1) makes it, or "
+            "(tokens, 3) with the number of its sequence"
         )
-    if len(pairs) > MOST_TOKENS:
+    if len(rows) > MOST_TOKENS:
         raise InvalidValueError(
-            f"tokens holds {len(pairs)} pairs; at most {MOST_TOKENS} can be drawn: pass a sample"
+            f"tokens holds {len(rows)} rows; at most {MOST_TOKENS} can be drawn: pass a sample"
         )
-    wrong = ~np.isfinite(pairs).all(axis=1)
+    wrong = ~np.isfinite(rows).all(axis=1)
     if wrong.any():
         row = int(wrong.argmax())
         raise InvalidValueError(
-            f"tokens[{row}] is {pairs[row].tolist()}; NaN and inf cannot be drawn"
+            f"tokens[{row}] is {rows[row].tolist()}; NaN and inf cannot be drawn"
         )
-    wrong = pairs[:, 0] <= 0
+    wrong = rows[:, 0] <= 0
     if wrong.any():
         row = int(wrong.argmax())
         raise InvalidValueError(
-            f"tokens[{row}] has ratio {pairs[row, 0]}; a ratio of probabilities is above 0 "
+            f"tokens[{row}] has ratio {rows[row, 0]}; a ratio of probabilities is above 0 "
             "(were log-ratios passed? take exp first)"
         )
-    return pairs.tolist()
+    if rows.shape[1] == 2:
+        return rows.tolist()
+    return [[ratio, advantage, int(i)] for ratio, advantage, i in rows.tolist()]
 
 
 # --- the still picture: the layout of clip_region.js, in screen pixels --------------------------
 
-INK, SOFT, LINE, GRID = "#1a1a1a", "#595959", "#8a8a8a", "#dedede"
-DEAD, HATCH = "#f1f1f1", "#a6a6a6"
-POSITIVE, NEGATIVE = "#0072B2", "#D55E00"
-HEIGHT, LEFT, WIDTH, PANEL, STRIP = 580, 310, 634, 138, 100
-OBJECTIVE_TOP, WEIGHT_TOP, STRIP_TOP = 34, 198, 380
-AXIS_STEPS = {0.2: 0.05, 0.5: 0.2, 1: 0.5, 2: 0.5, 4: 1, 6: 2}  # top of the axis: its ticks
+LEFT, WIDTH, PANEL, STRIP = 64, 602, 138, 100
+OBJECTIVE_TOP, WEIGHT_TOP, STRIP_TOP = 30, 196, 386
+TITLES = {
+    "gspo": "Objective of one sequence",
+    "cispo": "Integral of the weight (there is no objective in ρ)",
+    "sapo": "Objective of one token (shifted to A at ρ = 1)",
+}
 
 
-def _draw(clip: ClipRegion, figure: Figure) -> None:
-    figure.set_size_inches(STILL_WIDTH / 100, HEIGHT / 100)
-
-    def axes(left: float, top: float, width: float, height: float) -> Axes:
-        bottom = 1 - (top + height) / HEIGHT
-        box = (left / STILL_WIDTH, bottom, width / STILL_WIDTH, height / HEIGHT)
-        return figure.add_axes(box)
-
-    objective = axes(LEFT, OBJECTIVE_TOP, WIDTH, PANEL)
-    weight = axes(LEFT, WEIGHT_TOP, WIDTH, PANEL)
-    strip = axes(LEFT, STRIP_TOP, WIDTH, STRIP)
-    _draw_controls(clip, axes(0, 0, 250, HEIGHT))
-    _draw_curves(clip, objective, weight)
-    _draw_tokens(clip, strip)
-    for axis in (objective, weight, strip):
-        axis.set_xlim(0, RATIO_MAX)
-        axis.axvline(1, color=LINE, linewidth=0.8, zorder=1.5)
-        for edge in (1 - clip.eps_low, 1 + clip.eps_high):
-            axis.axvline(edge, color=INK, linewidth=1.2, linestyle=(0, (5, 3)), zorder=4)
-    words = textwrap.fill(clip.sentence, 132)
-    figure.text(18 / STILL_WIDTH, 28 / HEIGHT, words, color=INK, fontsize=9, va="center")
-
-
-def _draw_controls(clip: ClipRegion, axis: Axes) -> None:
-    """The controls as they stand, as a picture of them: nothing here can be moved."""
-    axis.set(xlim=(0, 250), ylim=(HEIGHT, 0))
-    axis.axis("off")
-    dot = {"linestyle": "", "clip_on": False}
-
-    def options(top: float, title: str, names: list[str], chosen: int, step: int) -> None:
-        axis.text(18, top, title, fontweight="bold", fontsize=10, color=INK)
-        for i, name in enumerate(names):
-            look = {"markerfacecolor": POSITIVE if i == chosen else "white"}
-            axis.plot(25 + step * i, top + 22, "o", markersize=7, color=LINE, **look, **dot)
-            axis.text(36 + step * i, top + 26, name, fontsize=10, color=INK)
-
-    options(40, "Method", [METHODS[r["key"]].label for r in clip.methods], _index(clip), 72)
-    options(104, "Advantage sign", ["▲ A > 0", "▼ A < 0"], 0 if clip.advantage > 0 else 1, 96)
-    rows = [
-        ("|A| size", fixed(abs(clip.advantage), 1), (abs(clip.advantage) - 0.1) / 2.9),
-        ("ε low", fixed(clip.eps_low, 2), (clip.eps_low - 0.01) / 0.98),
-        ("ε high", fixed(clip.eps_high, 2), (clip.eps_high - 0.01) / 0.98),
-    ]
-    for top, (name, value, part) in zip((172, 232, 292), rows, strict=True):
-        axis.text(18, top, name, fontweight="bold", fontsize=10, color=INK)
-        axis.text(232, top, value, ha="right", fontsize=10, color=INK)
-        at = 18 + 214 * min(1, max(0, part))
-        axis.plot([18, 232], [top + 20] * 2, color=GRID, linewidth=5, solid_capstyle="round")
-        axis.plot([18, at], [top + 20] * 2, color=POSITIVE, linewidth=5, solid_capstyle="round")
-        axis.plot(at, top + 20, "o", color=POSITIVE, markersize=11, **dot)
-    notes = (
-        METHODS[clip.method].source,
-        "Hollow marks on hatching: tokens without gradient. The numbers count the tokens of "
-        "each region.",
-        "A still picture: run the notebook to move the sliders.",
-    )
-    words = "\n\n".join(textwrap.fill(note, 33) for note in notes)
-    axis.text(18, 346, words, va="top", fontsize=9, color=SOFT, linespacing=1.3)
-
-
-def _index(clip: ClipRegion) -> int:
-    return [row["key"] for row in clip.methods].index(clip.method)
-
-
-def _draw_curves(clip: ClipRegion, objective: Axes, weight: Axes) -> None:
-    sign, size = (1 if clip.advantage > 0 else -1), abs(clip.advantage)
-    color = POSITIVE if sign > 0 else NEGATIVE
-    top = next(top for top in AXIS_STEPS if top >= 2 * size - 1e-9)
-    edge = 1 + clip.eps_high if sign > 0 else 1 - clip.eps_low
-    tiny = 1e-9  # the weight jumps at the edge: evaluate on both sides of it
-    ratios = np.array([tiny, 1 - clip.eps_low, edge - tiny, edge + tiny, 1 + clip.eps_high, 2])
-    ratios.sort()
-    curves = objective_and_weight(ratios, clip.advantage, **clip._epsilons())
-    titles = ("Objective of one token", "Gradient weight (push)")
-    for axis, values, title in zip((objective, weight), curves, titles, strict=True):
-        _frame(axis, title)
-        axis.set_ylim(sorted((-0.08 * sign * top, 1.08 * sign * top)))
-        axis.yaxis.set_major_locator(MultipleLocator(AXIS_STEPS[top]))
-        axis.grid(axis="y", color=GRID, linewidth=0.8)
-        axis.axhline(0, color=LINE, linewidth=0.8)
-        axis.tick_params(bottom=False, labelbottom=False, left=False)
-        _hatch(axis, sign, edge, *axis.get_ylim())
-        dotted = {"color": INK, "linewidth": 1.4, "linestyle": ":"}
-        axis.plot([0, 2], [0, 2 * clip.advantage], **dotted, label="no clip")
-        axis.plot(ratios, values, color=color, linewidth=2.4, zorder=3, label="clipped")
-        _name_dead_zone(axis, sign, edge, size / 2 if sign > 0 else -0.88 * top)
-    objective.legend(
-        *[items[::-1] for items in objective.get_legend_handles_labels()],
-        loc="lower right",
-        bbox_to_anchor=(1.01, 0.97),
-        ncols=2,
-        frameon=False,
-        fontsize=9,
-    )
-    low, high = 1 - clip.eps_low, 1 + clip.eps_high
-    look = {"fontsize": 9.5, "color": INK, "va": "top", "path_effects": _HALO, "zorder": 6}
-    at = weight.get_xaxis_transform()
-    label = rf"$1-\varepsilon_{{\mathrm{{low}}}}$ = {fixed(low, 2)}"
-    weight.text(max(low - 0.015, 0.35), -0.04, label, ha="right", transform=at, **look)
-    label = rf"$1+\varepsilon_{{\mathrm{{high}}}}$ = {fixed(high, 2)}"
-    weight.text(min(high + 0.015, 1.64), -0.04, label, ha="left", transform=at, **look)
-
-
-def _draw_tokens(clip: ClipRegion, strip: Axes) -> None:
-    _frame(strip, f"Tokens of the batch ({len(clip.tokens)})")
-    strip.set_ylim(2, 0)
-    strip.set_yticks([0.5, 1.5], ["▲ A > 0", "▼ A < 0"])
-    strip.xaxis.set_major_locator(MultipleLocator(0.5))
-    strip.tick_params(left=False, pad=5)
-    strip.set_xlabel(r"token ratio ρ = $\pi_\theta\,/\,\pi_{\mathrm{old}}$", fontsize=10, color=INK)
-    strip.axhline(1, color=LINE, linewidth=0.8)
-    low, high = 1 - clip.eps_low, 1 + clip.eps_high
-    _hatch(strip, 1, high, 0, 1)
-    _hatch(strip, -1, low, 1, 2)
-    ratios, advantages = clip._pairs().T
-    heights = 0.46 + 0.42 * ((0.618034 * np.arange(len(ratios))) % 1)
-    for sign, top, color, marker in ((1, 0, POSITIVE, "^"), (-1, 1, NEGATIVE, "v")):
-        dead = ratios > high if sign > 0 else ratios < low
-        for chosen, face, alpha in ((~dead, color, 0.75), (dead, "white", 1.0)):
-            mine = chosen & (np.sign(advantages) == sign)
-            x, y = np.minimum(ratios[mine], RATIO_MAX), top + heights[mine]
-            look = {"facecolor": face, "edgecolor": color, "linewidth": 0.9, "alpha": alpha}
-            strip.scatter(x, y, s=22, marker=marker, clip_on=False, zorder=3, **look)
-        counts = clip.counts["positive" if sign > 0 else "negative"].values()
-        bounds = np.array([0, low, high, RATIO_MAX])
-        centres = np.clip((bounds[:-1] + bounds[1:]) / 2, 0.06, 1.94)
-        centres[1] = np.clip(centres[1], centres[0] + 0.12, centres[2] - 0.12)
-        for x, count in zip(centres, counts, strict=True):
-            look = {"ha": "center", "va": "center", "fontweight": "bold", "fontsize": 9.5}
-            strip.text(x, top + 0.2, str(count), **look, color=INK, path_effects=_HALO, zorder=6)
-
-
-_HALO = [withStroke(linewidth=3, foreground="white")]
-
-
-def _frame(axis: Axes, title: str) -> None:
-    axis.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK, y=1.0, pad=5)
-    axis.tick_params(labelsize=9.5, labelcolor=INK, color=LINE)
-    axis.spines[:].set(visible=True, color=LINE)
-    axis.grid(False)
-
-
-def _hatch(axis: Axes, sign: int, edge: float, low: float, high: float) -> None:
-    """Mark where a token of this sign of A gets no gradient."""
-    left, right = (edge, RATIO_MAX) if sign > 0 else (0, edge)
-    look = {"facecolor": DEAD, "edgecolor": HATCH, "hatch": "////", "linewidth": 0, "zorder": 0}
-    axis.add_patch(Rectangle((left, low), right - left, high - low, **look))
-
-
-def _name_dead_zone(axis: Axes, sign: int, edge: float, height: float) -> None:
-    """Write "no gradient" into the dead zone, or beside it with an arrow if it is narrow."""
-    left, right = (edge, RATIO_MAX) if sign > 0 else (0, edge)
-    look = {"fontweight": "bold", "fontsize": 9.5, "color": INK, "va": "center", "zorder": 6}
-    if right - left > 0.3:
-        place = {"x": (left + right) / 2, "s": "no gradient", "ha": "center"}
-    elif sign > 0:
-        place = {"x": left - 0.03, "s": "no gradient →", "ha": "right"}
-    else:
-        place = {"x": right + 0.03, "s": "← no gradient", "ha": "left"}
-    axis.text(y=height, path_effects=_HALO, **place, **look)
+def _draw(clip: ClipRegion, still: Still) -> None:
+    pass
