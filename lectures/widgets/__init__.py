@@ -1,5 +1,6 @@
 """Widgets of the lectures: one Python class and one ES module each, on a small shared base."""
 
 from lectures.widgets.clip_region import ClipRegion
+from lectures.widgets.length_bias import LengthBias
 
-__all__ = ["ClipRegion"]
+__all__ = ["ClipRegion", "LengthBias"]
