@@ -48,7 +48,7 @@ def module(name: str) -> str:
 
     collect(name)
     if "base" not in parts:
-        raise ValueError(f'{name}.js must import what it needs with import {{ … }} from "./base.js"')
+        raise ValueError(f'{name}.js must import {{ … }} from "./base.js", on lines of their own')
     if left := [part for part, source in parts.items() if re.search(r"^import\b", source, re.M)]:
         raise ValueError(f'{left[0]}.js: only import {{ … }} from "./neighbour.js"; can be bundled')
     for part in list(parts)[:-1]:
@@ -152,9 +152,7 @@ class Choice(Control):
 
     kind = "choice"
 
-    def __init__(
-        self, default: str, label: str, options: Mapping[str, str], *, menu: bool = False
-    ):
+    def __init__(self, default: str, label: str, options: Mapping[str, str], *, menu: bool = False):
         super().__init__(default, label)
         self.options = dict(options)
         self.menu = menu

@@ -251,7 +251,9 @@ function batch(state) {
   if (state.method === "cispo") {
     return `In this batch the bound holds the weight of ${share(held)} and ${rest}`;
   }
-  return `In this batch the clip silences ${share(dead)} and ${rest}`;
+  const last = summaryOf(state).rows[1].regions.at(-1);
+  const byFloor = last.name === "floored" ? `, ${last.tokens.length} of them by c,` : "";
+  return `In this batch the clip silences ${share(dead)}${byFloor} and ${rest}`;
 }
 
 export function sentence(state) {
@@ -272,11 +274,11 @@ export function sentence(state) {
 // --- drawing -------------------------------------------------------------------------------
 
 const LEFT = 64;
-const RIGHT = 14;
+const RIGHT = 24;
 const TITLE = 20;
-const PANEL = 138;
+const PANEL = 168;
 const EDGE_LABELS = 20;
-const ROW = 50;
+const ROW = 56;
 const COUNTS = 17; // the part of a row that holds its counts
 const OBJECTIVE_TOP = TITLE;
 const WEIGHT_TOP = OBJECTIVE_TOP + PANEL + TITLE + 6;
@@ -294,8 +296,293 @@ const signColor = (sign) => (sign > 0 ? "var(--positive)" : "var(--negative)");
 const triangle = (x, y, sign, r) =>
   `M${(x - r).toFixed(1)} ${(y + 0.8 * sign * r).toFixed(1)}h${2 * r}l${-r} ${-1.6 * sign * r}z`;
 
+
+// What a region is called: on one line, shorter, on two lines.
+const NAMES = {
+  dead: () => [["no gradient"], ["no", "gradient"]],
+  held: (bound) => [[`weight held at ${bound}·A`], [`held at ${bound}·A`], ["held at", `${bound}·A`]],
+  damped: () => [["less than half"], ["less than", "half"]],
+};
+const CURVE_NAMES = { sapo: ["gated", "no gate"], cispo: ["bounded", "no bound"] };
+
+// What all parts of the picture need: the axis, the two signs, what fits.
+function plotOf(state, width) {
+  const [from, to] = span(state);
+  const [left, right] = [LEFT, width - RIGHT];
+  const x = (ratio) => left + ((right - left) * (clamp(ratio, from, to) - from)) / (to - from);
+  const sign = signOf(state);
+  const { rows } = summaryOf(state);
+  const chosen = rows.find((row) => row.sign === sign).regions;
+  const visible = (list) =>
+    list.map((region) => ({ ...region, left: x(region.low), right: x(region.high) }))
+      .filter((region) => region.right > region.left);
+  return {
+    state, x, from, to, left, right, sign, rows, visible,
+    zones: visible(chosen), roomy: width >= 560, curve: curve(state), top: state.size * to,
+  };
+}
+
+const border = ({ left, right }, top, height) =>
+  svg("rect", {
+    x: left, y: top, width: right - left, height, fill: "none", stroke: "var(--line)",
+  });
+
+function shade(zones, top, height) {
+  const fill = (kind) => (kind === "dead" ? "url(#hatch)" : "var(--dead)");
+  return zones
+    .filter(({ kind }) => kind !== "live")
+    .map(({ left, right, kind }) =>
+      svg("rect", { x: left, y: top, width: right - left, height, fill: fill(kind) }),
+    );
+}
+
+// The inner borders of the regions.
+const bordersOf = ({ left, right }, zones) =>
+  zones.slice(1).map((zone) => zone.left).filter((at) => at > left && at < right);
+
+// Where the curves are evaluated: evenly, and on both sides of each border, where they bend.
+function samples({ from, to, zones }) {
+  const tiny = (to - from) * 1e-6;
+  const even = Array.from({ length: 81 }, (_, i) => from + ((to - from) * i) / 80);
+  const bends = zones.slice(1).flatMap(({ low }) => [low - tiny, low + tiny]);
+  return [...even, ...bends].map((ratio) => clamp(ratio, Math.max(from, tiny), to)).sort((a, b) => a - b);
+}
+
+// Top of a vertical axis for values up to `largest`: a whole number of the steps of `ticks`.
+function axisTop(largest) {
+  const step = roundUp(largest / 4);
+  return Math.ceil(largest / step - 1e-9) * step;
+}
+
+// One of the two curve panels: `value` takes a ratio, [from, to] is the axis.
+function panel(plot, top, value, [low, high], ticksWanted, { named }) {
+  const { state, left, right, sign, zones } = plot;
+  const margin = 0.08 * (high - low);
+  const [bottom, ceiling] = [low - (sign > 0 || low > 0 ? margin : 0.5 * margin), high + margin];
+  const y = (v) => top + (PANEL * (ceiling - v)) / (ceiling - bottom);
+  const point = ([ratio, v]) => `${plot.x(ratio).toFixed(1)},${y(v).toFixed(1)}`;
+  const points = (list) => list.map(point).join(" ");
+  const grid = ticks(low, high, ticksWanted).flatMap(({ value: v, label: words }) => [
+    line(left, y(v), right, y(v), { stroke: v === 0 ? "var(--line)" : "var(--grid)" }),
+    text(left - 8, y(v) + 4.5, words, { anchor: "end" }),
+  ]);
+  const advantage = advantageOf(state);
+  const straight = points([[plot.from, plot.from * advantage], [plot.to, plot.to * advantage]]);
+  const bold = { stroke: signColor(sign), "stroke-width": 3, "stroke-linejoin": "round" };
+  const heights = (at) => {
+    const ratio = plot.from + ((plot.to - plot.from) * (at - left)) / (right - left);
+    return [y(value(Math.max(1e-6, ratio))), y(ratio * advantage)];
+  };
+  const taken = [];
+  const clip = `inside-${top}`;
+  const inside = { x: left, y: top, width: right - left, height: PANEL };
+  const curves = svg(
+    "g",
+    { "clip-path": `url(#${clip})` },
+    svg("polyline", { points: straight, fill: "none", ...DOTTED }),
+    svg("polyline", {
+      points: points(samples(plot).map((ratio) => [ratio, value(ratio)])),
+      fill: "none", ...bold, class: "curve",
+    }),
+  );
+  return svg(
+    "g",
+    {},
+    svg("clipPath", { id: clip }, svg("rect", inside)),
+    ...shade(zones, top, PANEL),
+    ...grid,
+    border(plot, top, PANEL),
+    curves,
+    ...zones
+      .filter(({ kind }) => named.includes(kind))
+      .flatMap((zone) => zoneName(plot, zone, top, heights, taken)),
+  );
+}
+
+const NAME_LINE = 16; // pixels from line to line
+
+// The name of a region: inside it on one line or on two, else beside it with an arrow; at that
+// height where it is farthest from both curves and from the names in `taken`, to which it is added.
+// `heights` takes an x and returns those of the curves.
+function zoneName({ state, left, right }, zone, top, heights, taken) {
+  const onLeft = zone.name === "below";
+  const bound = onLeft
+    ? edge(1 - state.eps_low, state.eps_low)
+    : edge(1 + state.eps_high, state.eps_high);
+  const ways = NAMES[zone.kind](bound);
+  const widthOf = (lines) => 7.6 * Math.max(...lines.map((words) => words.length)) + 8;
+  let lines = ways.find((way) => zone.right - zone.left > widthOf(way));
+  let middle = (zone.left + zone.right) / 2;
+  if (!lines) {
+    const words = ways.at(-1).join(" ");
+    lines = [onLeft ? `← ${words}` : `${words} →`];
+    const half = widthOf(lines) / 2;
+    middle = onLeft ? Math.max(left, zone.right) + half : Math.min(right, zone.left) - half;
+  }
+  const width = widthOf(lines);
+  const nearby = [-0.5, -0.25, 0, 0.25, 0.5].flatMap((share) => heights(middle + share * width));
+  for (const other of taken) {
+    if (Math.abs(other.middle - middle) < (other.width + width) / 2) nearby.push(other.y);
+  }
+  const room = (y) => Math.min(...nearby.map((at) => Math.abs(at - y)));
+  const places = [0.5, 0.26, 0.74, 0.13, 0.87].map((share) => top + PANEL * share);
+  const y = places.reduce((best, place) => (room(place) > room(best) + 4 ? place : best));
+  taken.push({ middle, width, y });
+  return lines.map((words, i) =>
+    text(middle, y + 4 + NAME_LINE * (i - (lines.length - 1) / 2), words, {
+      bold: true, halo: true, anchor: "middle",
+    }),
+  );
+}
+
+// One row of the token strip: its points, with room for the counts above them.
+function tokenRow(plot, { sign, regions: list }, top) {
+  const marks = { live: [], dead: [] };
+  for (const { kind, tokens } of list) {
+    for (const { i, ratio } of tokens) {
+      const spot = (i * 0.618034) % 1; // spreads the points over the height, the same at each draw
+      const y = top + COUNTS + 6 + (ROW - COUNTS - 12) * spot;
+      marks[kind === "dead" ? "dead" : "live"].push(triangle(plot.x(ratio), y, sign, 3.6));
+    }
+  }
+  const color = signColor(sign);
+  const zones = plot.visible(list);
+  return svg(
+    "g",
+    {},
+    ...shade(zones, top, ROW),
+    border(plot, top, ROW),
+    svg("path", { d: marks.live.join(""), fill: color, "fill-opacity": 0.75 }),
+    svg("path", {
+      d: marks.dead.join(""), fill: "var(--paper)", stroke: color, "stroke-width": 1.2,
+    }),
+    svg("path", { d: triangle(8, top + ROW / 2, sign, 5), fill: color }),
+    text(plot.left - 8, top + ROW / 2 + 4.5, SIGN_NAME[sign], {
+      anchor: "end", bold: plot.sign === sign,
+    }),
+    ...bordersOf(plot, zones).map((at) => line(at, top, at, top + ROW, DASHED)),
+    ...counts(plot, zones, top),
+  );
+}
+
+// The counts of a row, each over its own region, apart from each other at any ε.
+function counts({ left, right }, zones, top) {
+  const labels = zones.map(({ tokens }) => String(tokens.length));
+  const gap = 12 + 8 * Math.max(...labels.map((words) => words.length));
+  const centres = zones.map((zone) => (zone.left + zone.right) / 2);
+  return spread(centres, gap, left + gap / 2, right - gap / 2).map((at, i) =>
+    text(at, top + 14, labels[i], { anchor: "middle", bold: true, halo: true, class: "count" }),
+  );
+}
+
+// What stands at the borders of the chosen sign's regions, under the panels.
+function edgeLabels(plot) {
+  const { state, left, right, zones, sign } = plot;
+  const [low, high] = edges(state, sign);
+  const values = {
+    inside: ["1 − ε_low = ", () => edge(low, state.eps_low)],
+    above: ["1 + ε_high = ", () => edge(high, state.eps_high)],
+    floored: ["c = ", () => fixed(state.dual_clip, 2)],
+  };
+  if (state.method === "sapo") {
+    values.inside = ["half at ρ = ", () => fixed(low, 2)];
+    values.above = ["half at ρ = ", () => fixed(high, 2)];
+  }
+  const shown = zones.slice(1).map((zone) => ({ at: zone.left, label: values[zone.name] }));
+  if (shown.length === 0) return [];
+  const long = shown.map(({ label: [name, value] }) => name + value());
+  const gapOf = (labels) => Math.max(...labels.map((words) => 7 * words.replace("_", "").length + 10));
+  const fits = shown.length * gapOf(long) <= right - left;
+  const labels = fits ? long : shown.map(({ label: [, value] }) => value());
+  const gap = gapOf(labels);
+  const centres = shown.map(({ at }) => at);
+  return spread(centres, gap, left + gap / 2, right - gap / 2).map((at, i) =>
+    text(at, WEIGHT_BOTTOM + 15, labels[i], { anchor: "middle", halo: true }),
+  );
+}
+
+function legend({ right, state, sign }) {
+  const [drawn, dotted] = CURVE_NAMES[state.method] ?? ["clipped", "no clip"];
+  const middle = right - 7.6 * dotted.length - 36; // where the dotted sample begins
+  const start = middle - 7.6 * drawn.length - 50;
+  return [
+    line(start, 10, start + 28, 10, { stroke: signColor(sign), "stroke-width": 3 }),
+    text(start + 35, 14, drawn),
+    line(middle, 10, middle + 28, 10, DOTTED),
+    text(right, 14, dotted, { anchor: "end" }),
+  ];
+}
+
+function titles({ state, roomy }) {
+  const objective = {
+    gspo: ["Objective of one sequence", "Objective of one sequence"],
+    cispo: ["Integral of the weight (no objective in ρ)", "Integral of the weight"],
+    sapo: ["Objective of one token (shifted to A at ρ = 1)", "Objective, A at ρ = 1"],
+  }[state.method] ?? ["Objective of one token", "Objective of one token"];
+  const strip = state.method === "gspo" && roomy ? "Tokens at their sequence's ratio" : "Tokens of the batch";
+  return [
+    [OBJECTIVE_TOP, objective[roomy ? 0 : 1]],
+    [WEIGHT_TOP, "Gradient weight (push)"],
+    [ROWS_TOP, `${strip} (${state.tokens.length})`],
+  ];
+}
+
+function ratioAxis({ state, x, from, to, left, right, roomy }) {
+  const token = "token ratio ρ = π_θ / π_old";
+  const sequence = roomy ? "sequence ratio s, the geometric mean of its token ratios" : "sequence ratio s";
+  const marks = ticks(from, to).flatMap(({ value, label: words }) => [
+    line(x(value), ROWS_BOTTOM, x(value), ROWS_BOTTOM + 5),
+    text(x(value), ROWS_BOTTOM + 19, words, { anchor: "middle" }),
+  ]);
+  const name = state.method === "gspo" ? sequence : token;
+  return [...marks, text((left + right) / 2, ROWS_BOTTOM + 38, name, { anchor: "middle" })];
+}
+
+// What is drawn, for someone who cannot see it.
+function about({ state, from, to, rows }) {
+  const what = { dead: " without gradient", held: " with the weight held", damped: " under half the weight", live: "" };
+  const lists = rows.map(({ sign, regions: list }) => {
+    const parts = list.map(({ name, kind, tokens }) => {
+      const where = name === "floored" ? "beyond c" : name;
+      return `${tokens.length} ${where}${what[kind]}`;
+    });
+    return `${SIGN_NAME[sign]}: ${parts.join(", ")}.`;
+  });
+  return (
+    `${label(state)}, ${SIGN_NAME[signOf(state)]}, |A| = ${fixed(state.size, 1)}, against the ` +
+    `ratio from ${short(from)} to ${short(to)}: the objective, the gradient weight, both beside ` +
+    `the unbounded line, and the tokens of the batch. ${lists.join(" ")}`
+  );
+}
+
 function draw(state, { width }) {
-  return picture(width, HEIGHT, label(state), hatching());
+  const plot = plotOf(state, width);
+  const { x, sign, zones, roomy } = plot;
+  const advantage = advantageOf(state);
+  const signed = (top) => (sign > 0 ? [0, top] : [-top, 0]);
+  const zoomed = [plot.from * advantage, plot.to * advantage].sort((a, b) => a - b);
+  const gspoPlot = state.method === "gspo";
+  const range = signed(axisTop(plot.top));
+  const value = (key) => (ratio) => plot.curve(ratio)[key];
+  const rows = plot.rows.map((row, i) => tokenRow(plot, row, ROWS_TOP + i * ROW));
+  const edgesAt = bordersOf(plot, zones);
+  return picture(
+    width,
+    HEIGHT,
+    about(plot),
+    hatching(),
+    panel(plot, OBJECTIVE_TOP, value("objective"), gspoPlot ? zoomed : range, gspoPlot ? 3 : 4, {
+      named: ["dead"],
+    }),
+    panel(plot, WEIGHT_TOP, value("weight"), range, 4, { named: ["dead", "held", "damped"] }),
+    line(x(1), OBJECTIVE_TOP, x(1), ROWS_BOTTOM),
+    ...edgesAt.map((at) => line(at, OBJECTIVE_TOP, at, ROWS_TOP, DASHED)),
+    ...rows,
+    ...(roomy ? legend(plot) : []),
+    ...titles(plot).map(([top, title]) => text(LEFT, top - 6, title, { bold: true, halo: true })),
+    ...edgeLabels(plot),
+    ...ratioAxis(plot),
+  );
 }
 
 export default widget({ title: "Clip region", draw, sentence, note, off, react });

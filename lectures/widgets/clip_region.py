@@ -115,7 +115,9 @@ def default_tokens(seed: int = 23) -> list[list[float]]:
     advantages = dice.standard_normal((32, 1)).repeat(8, axis=1)
     drift = 4e-4 * dice.standard_normal((32, 1))
     ratios = np.exp(log_ratios - log_ratios.mean(axis=1, keepdims=True) + drift)
-    rows = zip(ratios.ravel().round(5), advantages.ravel().round(3), np.arange(256) // 8)
+    rows = zip(
+        ratios.ravel().round(5), advantages.ravel().round(3), np.arange(256) // 8, strict=True
+    )
     return [[float(ratio), float(advantage), int(i)] for ratio, advantage, i in rows]
 
 
@@ -168,7 +170,7 @@ class ClipRegion(LectureWidget):
     _esm = module("clip_region")
     presets: ClassVar = {"reset": ("Reset to the paper's values", None)}
     presets_label = ""
-    still_height = 586
+    still_height = 594
     examples: ClassVar = [
         {},
         {"method": "dapo", "advantage": -1.5},
@@ -191,9 +193,7 @@ class ClipRegion(LectureWidget):
     ]  # fmt: skip
 
     method = Choice("ppo", "Method", {key: row.label for key, row in METHODS.items()})
-    sign = Choice(
-        "positive", "Advantage sign", {"positive": "▲ A > 0", "negative": "▼ A < 0"}
-    )
+    sign = Choice("positive", "Advantage sign", {"positive": "▲ A > 0", "negative": "▼ A < 0"})
     size = Slider(1.0, "|A| size", low=0.1, high=3.0, step=0.1, digits=1)
     eps_low = Slider(0.2, "ε low", stops=EPSILONS)
     eps_high = Slider(0.2, "ε high", stops=EPSILONS)
@@ -412,8 +412,8 @@ class ClipRegion(LectureWidget):
         if self.method == "sapo":
             weight = fixed(float(self.weights([high], [self.advantage])[0]), 2)
             return (
-                f"at ρ = {fixed(high, 2)} {who} still pushes with {weight}, half of what it would push "
-                "without the gate; none is silenced."
+                f"at ρ = {fixed(high, 2)} {who} still pushes with {weight}, half of what it "
+                "would push without the gate; none is silenced."
             )
         if self.method == "cispo":
             below = f", below ρ = {_edge(low, self.eps_low)} at {_edge(low, self.eps_low)}·A"
@@ -444,9 +444,11 @@ class ClipRegion(LectureWidget):
                 f"In this batch the bound holds the weight of {held} of {total} tokens "
                 f"({fixed(100 * held / total, 1)} %) and {kept}"
             )
+        floored = self.counts["negative"].get("floored")
+        by_floor = "" if floored is None else f", {floored} of them by c,"
         return (
             f"In this batch the clip silences {self.dead} of {total} tokens "
-            f"({fixed(100 * self.dead / total, 1)} %) and {kept}"
+            f"({fixed(100 * self.dead / total, 1)} %){by_floor} and {kept}"
         )
 
     @property
@@ -563,14 +565,214 @@ def _token_list(value: Any) -> list[list[float]]:
 
 # --- the still picture: the layout of clip_region.js, in screen pixels --------------------------
 
-LEFT, WIDTH, PANEL, STRIP = 64, 602, 138, 100
-OBJECTIVE_TOP, WEIGHT_TOP, STRIP_TOP = 30, 196, 386
-TITLES = {
+LEFT, WIDTH, PANEL, ROW = 64, 592, 168, 56
+OBJECTIVE_TOP, WEIGHT_TOP, ROWS_TOP = 34, 228, 440
+DOTTED = {"color": INK, "linewidth": 1.4, "linestyle": ":"}
+DASHED = {"color": INK, "linewidth": 1.2, "linestyle": (0, (5, 3))}
+MIDDLE = {"ha": "center", "va": "center"}
+OBJECTIVES = {
     "gspo": "Objective of one sequence",
-    "cispo": "Integral of the weight (there is no objective in ρ)",
+    "cispo": "Integral of the weight (no objective in ρ)",
     "sapo": "Objective of one token (shifted to A at ρ = 1)",
 }
+CURVE_NAMES = {"sapo": ("gated", "no gate"), "cispo": ("bounded", "no bound")}
 
 
 def _draw(clip: ClipRegion, still: Still) -> None:
-    pass
+    sign, (left, right) = SIGNS[clip.sign], clip.span
+    zones = _visible(clip, sign)
+    top = right * clip.size
+    whole = sorted((0.0, sign * _axis_top(top)))
+    zoomed = sorted((left * clip.advantage, right * clip.advantage))
+    objective, weight = (
+        still.axes(LEFT, panel_top, WIDTH, PANEL) for panel_top in (OBJECTIVE_TOP, WEIGHT_TOP)
+    )
+    frame(objective, OBJECTIVES.get(clip.method, "Objective of one token"))
+    frame(weight, "Gradient weight (push)")
+    names = {"dead"}
+    _draw_curve(clip, objective, zones, 0, zoomed if clip.method == "gspo" else whole, names)
+    _draw_curve(clip, weight, zones, 1, whole, names | {"held", "damped"})
+    drawn, dotted = CURVE_NAMES.get(clip.method, ("clipped", "no clip"))
+    lines = [
+        axis_line for axis_line in objective.lines if axis_line.get_label() in ("drawn", "dotted")
+    ]
+    objective.legend(
+        sorted(lines, key=lambda one: one.get_label(), reverse=True), (drawn, dotted),
+        loc="lower right", bbox_to_anchor=(1.01, 0.98), ncols=2, frameon=False, fontsize=9,
+    )  # fmt: skip
+    rows = [still.axes(LEFT, ROWS_TOP + i * ROW, WIDTH, ROW) for i in (0, 1)]
+    for axis, row_sign in zip(rows, SIGNS.values(), strict=True):
+        _draw_row(clip, axis, row_sign, chosen=row_sign == sign)
+    gspo = clip.method == "gspo"
+    strip = "Tokens at their sequence's ratio" if gspo else "Tokens of the batch"
+    frame(rows[0], f"{strip} ({len(clip.tokens)})")
+    frame(rows[1], "")
+    for axis in rows:
+        axis.tick_params(left=False)
+    rows[0].set_xticks([])
+    marks = _ticks(left, right)
+    digits = max(0, -math.floor(math.log10(marks[1] - marks[0]) + 1e-9))
+    rows[1].set_xticks(marks, [fixed(mark, digits) for mark in marks])
+    name = r"token ratio ρ = $\pi_\theta\,/\,\pi_{\mathrm{old}}$"
+    name = "sequence ratio s, the geometric mean of its token ratios" if gspo else name
+    rows[1].set_xlabel(name, fontsize=10, color=INK)
+    for axis in (objective, weight, *rows):
+        axis.set_xlim(left, right)
+        axis.axvline(1, color=LINE, linewidth=0.8, zorder=1.5)
+    _draw_edge_labels(clip, weight, zones)
+
+
+def _visible(clip: ClipRegion, sign: int) -> list[Region]:
+    """The regions of this sign that the axis shows, cut to it."""
+    left, right = clip.span
+    cut = (r._replace(low=max(r.low, left), high=min(r.high, right)) for r in clip.regions(sign))
+    return [region for region in cut if region.high > region.low]
+
+
+def _draw_zones(axis: Axes, zones: list[Region]) -> None:
+    low, high = axis.get_ylim()
+    for zone in zones:
+        if zone.kind == "dead":
+            hatched(axis, zone.low, zone.high, low, high)
+        elif zone.kind != "live":
+            axis.axvspan(zone.low, zone.high, color=DEAD, linewidth=0, zorder=0)
+    for zone in zones[1:]:
+        axis.axvline(zone.low, **DASHED, zorder=4)
+
+
+def _draw_curve(
+    clip: ClipRegion, axis: Axes, zones: list[Region], which: int, ends: list[float], named: set
+) -> None:
+    left, right = clip.span
+    tiny = (right - left) * 1e-6
+    bends = [zone.low + side for zone in zones[1:] for side in (-tiny, tiny)]
+    ratios = np.sort([*np.linspace(left, right, 81), *bends]).clip(max(left, tiny), right)
+    values = clip.curves(ratios)[which]
+    margin = 0.08 * (ends[1] - ends[0])
+    axis.set_ylim(ends[0] - margin, ends[1] + margin)
+    axis.yaxis.set_major_locator(FixedLocator(_ticks(*ends, 3 if clip.method == "gspo" else 4)))
+    axis.ticklabel_format(useOffset=False)
+    axis.grid(axis="y", color=GRID, linewidth=0.8)
+    axis.axhline(0, color=LINE, linewidth=0.8)
+    axis.tick_params(bottom=False, labelbottom=False, left=False)
+    axis.set_xlim(left, right)
+    _draw_zones(axis, zones)
+    axis.plot(
+        [left, right], [left * clip.advantage, right * clip.advantage], **DOTTED, label="dotted"
+    )
+    color = POSITIVE if clip.advantage > 0 else NEGATIVE
+    axis.plot(ratios, values, color=color, linewidth=2.4, zorder=3, label="drawn")
+    bottom, top = axis.get_ylim()
+
+    def heights(at: float) -> list[float]:
+        """Of both curves, in pixels from the panel's top, at `at` pixels from its left."""
+        ratio = left + (right - left) * at / WIDTH
+        both = (np.interp(ratio, ratios, values), ratio * clip.advantage)
+        return [PANEL * (top - value) / (top - bottom) for value in both]
+
+    taken: list[tuple[float, float, float]] = []
+    for zone in zones:
+        if zone.kind in named:
+            _name_zone(clip, axis, zone, heights, taken)
+
+
+def _name_zone(clip: ClipRegion, axis: Axes, zone: Region, heights: Any, taken: list) -> None:
+    """Write a region's name into it, or beside it; away from both curves and from other names."""
+    on_left = zone.name == "below"
+    edge = _edge(1 + clip.eps_high, clip.eps_high)
+    if on_left:
+        edge = _edge(1 - clip.eps_low, clip.eps_low)
+    ways = {
+        "dead": ["no gradient", "no\ngradient"],
+        "held": [f"weight held at {edge}·A", f"held at {edge}·A", f"held at\n{edge}·A"],
+        "damped": ["less than half", "less than\nhalf"],
+    }[zone.kind]
+    left, right = clip.span
+    start, end = (WIDTH * (at - left) / (right - left) for at in (zone.low, zone.high))
+    words = next((way for way in ways if end - start > _width_of(way)), None)
+    middle = (start + end) / 2
+    if words is None:
+        words = ways[-1].replace("\n", " ")
+        words = f"← {words}" if on_left else f"{words} →"
+        middle = end + _width_of(words) / 2 if on_left else start - _width_of(words) / 2
+    width = _width_of(words)
+    nearby = [y for part in (-0.5, -0.25, 0, 0.25, 0.5) for y in heights(middle + part * width)]
+    nearby += [y for at, wide, y in taken if abs(at - middle) < (wide + width) / 2]
+    best, most = 0.0, -math.inf
+    for place in (0.5, 0.26, 0.74, 0.13, 0.87):
+        room = min(abs(y - PANEL * place) for y in nearby)
+        if room > most + 4:
+            best, most = PANEL * place, room
+    taken.append((middle, width, best))
+    at = (middle / WIDTH, 1 - best / PANEL)
+    look = {"transform": axis.transAxes, "path_effects": HALO, "zorder": 6}
+    axis.text(*at, words, **MIDDLE, **BOLD, **look)
+
+
+def _width_of(words: str) -> float:
+    return 7.6 * max(len(part) for part in words.split("\n")) + 8
+
+
+def _draw_row(clip: ClipRegion, axis: Axes, sign: int, *, chosen: bool) -> None:
+    left, right = clip.span
+    zones = _visible(clip, sign)
+    axis.set(xlim=(left, right), ylim=(ROW, 0))
+    name, weight = ("▲ A > 0" if sign > 0 else "▼ A < 0"), ("bold" if chosen else "normal")
+    axis.set_yticks([ROW / 2], [name], fontweight=weight)
+    _draw_zones(axis, zones)
+    ratios, advantages = clip._ratios(), clip._columns()[1]
+    heights = 23 + (ROW - 29) * ((0.618034 * np.arange(len(ratios))) % 1)
+    mine = np.sign(advantages) == sign
+    dead = np.zeros_like(mine)
+    for region in clip.regions(sign):
+        if region.kind == "dead":
+            dead |= _inside(region, ratios)
+    color, marker = (POSITIVE, "^") if sign > 0 else (NEGATIVE, "v")
+    for some, face, alpha in ((mine & ~dead, color, 0.75), (mine & dead, "white", 1.0)):
+        look = {"facecolor": face, "edgecolor": color, "linewidth": 0.9, "alpha": alpha}
+        x = ratios[some].clip(left, right)
+        axis.scatter(x, heights[some], s=22, marker=marker, clip_on=False, zorder=3, **look)
+    counts = clip.counts["positive" if sign > 0 else "negative"]
+    labels = [str(counts[zone.name]) for zone in zones]
+    gap = 12 + 8 * max(map(len, labels))
+    middles = [WIDTH * ((z.low + z.high) / 2 - left) / (right - left) for z in zones]
+    for at, label in zip(spread(middles, gap, gap / 2, WIDTH - gap / 2), labels, strict=True):
+        x = left + (right - left) * at / WIDTH
+        axis.text(x, 10, label, **MIDDLE, **BOLD, path_effects=HALO, zorder=6)
+
+
+def _draw_edge_labels(clip: ClipRegion, axis: Axes, zones: list[Region]) -> None:
+    low, high = clip.edges(SIGNS[clip.sign])
+    below, above = (
+        r"$1 - \varepsilon_{\mathrm{low}}$",
+        r"$1 + \varepsilon_{\mathrm{high}}$",
+    )
+    labels = {
+        "inside": f"{below} = {_edge(low, clip.eps_low)}",
+        "above": f"{above} = {_edge(high, clip.eps_high)}",
+        "floored": f"c = {fixed(clip.dual_clip, 2)}",
+    }
+    if clip.method == "sapo":
+        labels = {
+            "inside": f"half at ρ = {fixed(low, 2)}",
+            "above": f"half at ρ = {fixed(high, 2)}",
+        }
+    left, right = clip.span
+    centres = [WIDTH * (zone.low - left) / (right - left) for zone in zones[1:]]
+    look = {"transform": axis.transAxes, "fontsize": 9.5, "color": INK, "path_effects": HALO}
+    places = spread(centres, 134, 67, WIDTH - 67)
+    for at, zone in zip(places, zones[1:], strict=True):
+        axis.text(at / WIDTH, -11 / PANEL, labels[zone.name], **MIDDLE, **look, zorder=6)
+
+
+def _axis_top(largest: float) -> float:
+    """Top of a vertical axis for values up to `largest`: a whole number of the steps of ticks."""
+    step = _round_up(largest / 4)
+    return math.ceil(largest / step - 1e-9) * step
+
+
+def _ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten, about `count` of them."""
+    step = _round_up((high - low) / count)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [i * step for i in range(first, last + 1)]

@@ -166,7 +166,7 @@ class _Panel:
             getattr(self, control["kind"])(control, still.state[control["key"]])
         text = "A still picture: run the notebook to move the controls."
         notes = [note for note in (still.note, text) if note]
-        lines = [line for note in notes for line in [*textwrap.wrap(note, 35), ""]]
+        lines = [line for note in notes for line in [*textwrap.wrap(note, 34), ""]]
         words = "\n".join(lines[:-1])
         self.axis.text(
             self.LEFT, self.top - 8, words, va="top", fontsize=9, color=SOFT, linespacing=1.3
@@ -218,7 +218,7 @@ class _Panel:
             return
         x = self.LEFT
         for option in control["options"]:
-            width = 28 + 7.2 * len(option["label"])
+            width = 27 + 8.2 * len(option["label"])
             if x > self.LEFT and x + width > self.RIGHT + 14:
                 x, self.top = self.LEFT, self.top + 23
             look = {"markerfacecolor": POSITIVE if option["value"] == value else "white"}
