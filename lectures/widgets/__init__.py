@@ -1,6 +1,8 @@
 """Widgets of the lectures: one Python class and one ES module each, on a small shared base."""
 
+from lectures.widgets.baseline_variance import BaselineVariance
 from lectures.widgets.clip_region import ClipRegion
+from lectures.widgets.kl_estimators import KLEstimators
 from lectures.widgets.length_bias import LengthBias
 
-__all__ = ["ClipRegion", "LengthBias"]
+__all__ = ["BaselineVariance", "ClipRegion", "KLEstimators", "LengthBias"]
