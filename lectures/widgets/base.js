@@ -50,11 +50,17 @@ export function fixed(value, digits) {
 // At most four significant digits, no more than needed: 0.2, 0.0003, 1.05.
 export const brief = (value) => String(Number(value.toPrecision(4))).replace("-", "−");
 
-// `digits` significant digits, never an exponent: 23.2, 0.00120, 157; at most nine decimals.
+// `digits` significant digits: 23.2, 0.00120, 157; below 0.0001 as 4.01·10⁻⁶.
 export function significant(value, digits) {
-  if (Math.abs(value) < 5e-10) return "0";
-  const decimals = digits - 1 - Math.floor(Math.log10(Math.abs(value)));
-  return fixed(value, Math.min(9, Math.max(0, decimals)));
+  if (Math.abs(value) < 1e-12) return "0";
+  const power = Math.floor(Math.log10(Math.abs(value)));
+  if (power < -4) {
+    const exponent = String(-power).replace(/\d/g, (digit) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[digit]);
+    return `${fixed(value * 10 ** -power, digits - 1)}·10⁻${exponent}`;
+  }
+  if (power < digits) return fixed(value, digits - 1 - power);
+  const unit = 10 ** (power - digits + 1);
+  return fixed(unit * Math.floor(value / unit + 0.5), 0);
 }
 
 // Round tick values: multiples of 1, 2 or 5 times a power of ten, about `count` of them.
@@ -368,6 +374,7 @@ const CSS = `
   .off input { cursor: default; }
   .presets { border: none; padding: 0; }
   .presets legend { padding: 0 0 4px; }
+  .presets .options { gap: 6px; }
   button {
     font: inherit; color: inherit; background: var(--dead); border: 1px solid var(--line);
     border-radius: 5px; padding: 6px 10px; cursor: pointer;
@@ -381,6 +388,7 @@ const CSS = `
     .controls {
       display: grid; grid-template-columns: repeat(auto-fit, minmax(180px, 1fr)); align-items: start;
     }
+    .controls > .presets, .controls > .note { grid-column: 1 / -1; }
   }
 `;
 
@@ -494,5 +502,5 @@ function mount({ model, el, title, draw, sentence, note, off = () => [], react =
   };
 }
 
-// No line may begin with "%".
-const unbroken = (words) => words.replaceAll(" %", "\u00a0%");
+// No line may begin with "%" or "×".
+const unbroken = (words) => words.replace(/ (?=[%×])/g, "\u00a0");

@@ -46,10 +46,17 @@ def brief(value: float) -> str:
 
 
 def significant(value: float, digits: int) -> str:
-    """`digits` significant digits, never an exponent: 23.2, 0.00120, 157; as base.js does."""
-    if abs(value) < 5e-10:
+    """`digits` significant digits: 23.2, 0.00120, 157; below 0.0001 as 4.01·10⁻⁶; as base.js."""
+    if abs(value) < 1e-12:
         return "0"
-    return fixed(value, min(9, max(0, digits - 1 - math.floor(math.log10(abs(value))))))
+    power = math.floor(math.log10(abs(value)))
+    if power < -4:
+        exponent = "".join("⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digit)] for digit in str(-power))
+        return f"{fixed(value * 10.0**-power, digits - 1)}·10⁻{exponent}"
+    if power < digits:
+        return fixed(value, digits - 1 - power)
+    unit = 10 ** (power - digits + 1)
+    return fixed(unit * math.floor(value / unit + 0.5), 0)
 
 
 def signed_color(value: float, largest: float) -> tuple[str, str]:
