@@ -122,9 +122,9 @@ const SOFT = { fill: "var(--soft)" };
 
 function layout(width) {
   const roomy = width > 520;
-  const half = roomy ? 72 : 46; // of the width of the sums
+  const half = roomy ? 72 : 49; // of the width of the sums
   const left = roomy ? 84 : 74;
-  const zero = width - half - (roomy ? 6 : 1);
+  const zero = width - half - (roomy ? 6 : 2);
   const [row, bar] = roomy ? [33, 24] : [25, 19];
   const group = TITLE + 4 * row + GAP;
   const right = zero - half - (roomy ? 22 : 8);
@@ -155,9 +155,9 @@ function draw(state, { width, dark }) {
     dark,
   };
   const children = [
-    text(left - 10, 12, "one token", { ...SOFT, anchor: "end" }),
-    text(left, 12, roomy ? "the answer's tokens" : "its tokens", SOFT),
-    text(zero, 12, "their sum", { ...SOFT, anchor: "middle" }),
+    text(left - 10, 13, "one token", { ...SOFT, anchor: "end" }),
+    text(left, 13, roomy ? "the answer's tokens" : "its tokens", SOFT),
+    text(zero, 13, "their sum", { ...SOFT, anchor: "middle" }),
   ];
   AVERAGES.forEach((name, g) => {
     const top = TOP + g * place.group;
@@ -260,9 +260,10 @@ function about(state, values) {
 
 // --- the widget ------------------------------------------------------------------------------
 
-const note = () =>
+const note = ({ lengths, split }) =>
+  (split ? `Whole step: tokens=${sum(lengths)} in mean_per_token. ` : "") +
   "Numbers: 1000 × the weight of a token, the factor on its ∇log π. One colour scale for all. " +
-  "Right: advantage above 0. GRPO: Shao et al. 2024, eq. 3. " +
+  "“Right” means an advantage above 0. GRPO: Shao et al. 2024, eq. 3. " +
   "DAPO: Yu et al. 2025, eq. 12. Dr. GRPO: Liu et al. 2025, section 3.2.";
 const off = ({ split }) => (split ? [] : ["divide"]);
 

@@ -246,9 +246,10 @@ class LengthBias(LectureWidget):
 
     @property
     def note(self) -> str:
-        return (
+        code = f"Whole step: tokens={sum(self.lengths)} in mean_per_token. "
+        return (code if self.split else "") + (
             "Numbers: 1000 × the weight of a token, the factor on its ∇log π. One colour scale "
-            "for all. Right: advantage above 0. GRPO: Shao et al. 2024, eq. 3. "
+            "for all. “Right” means an advantage above 0. GRPO: Shao et al. 2024, eq. 3. "
             "DAPO: Yu et al. 2025, eq. 12. Dr. GRPO: Liu et al. 2025, section 3.2."
         )
 
@@ -264,9 +265,9 @@ class LengthBias(LectureWidget):
         axis.axis("off")
         numbers = self.numbers
         look = {"fontsize": 9.5, "color": SOFT, "va": "center"}
-        axis.text(LEFT - 10, 10, "one token", ha="right", **look)
-        axis.text(LEFT, 10, "the answer's tokens", **look)
-        axis.text(ZERO, 10, "their sum", ha="center", **look)
+        axis.text(LEFT - 10, 13, "one token", ha="right", **look)
+        axis.text(LEFT, 13, "the answer's tokens", **look)
+        axis.text(ZERO, 13, "their sum", ha="center", **look)
         for g, (name, title) in enumerate(zip(AVERAGES, self._titles(), strict=True)):
             top = TOP + g * GROUP
             words = axis.text(0, top + 10, title[0], va="center", **BOLD)
