@@ -148,7 +148,7 @@ export function sentence(state) {
 
 const note = ({ reward }) =>
   (reward === "arms"
-    ? "Two arms, one logit k: the right arm pays 1, the other 0. "
+    ? "Two arms, one logit k: the right arm pays 1, the other 0; b* leaves no variance, no curve. "
     : "Sort (1, 0, 2): nine logits; the skill adds k nats to those of the right tokens. ") +
   "Variance: trace of the covariance of (R − b) u, where u = ∇ log π of the answer. " +
   "[BL-4]; Greensmith, Bartlett and Baxter 2004 study b* for policy gradients.";
@@ -235,7 +235,7 @@ function curvePanel(plot, found, baseline) {
     : LOOKS.map(({ short }) => short);
   return [
     text(roomy ? left : 0, 13, "Variance of one answer’s gradient", { bold: true }),
-    ...ticks(0, top, 3).flatMap(({ value, label }) => [
+    ...ticks(0, top, 4).flatMap(({ value, label }) => [
       line(left, y(value), right, y(value), { stroke: "var(--grid)" }),
       text(left - 7, y(value) + 4.5, label, { anchor: "end" }),
     ]),
@@ -293,7 +293,7 @@ function sharesPanel(plot, found) {
     ]),
     mark(MEAN, x(found.mean), bottom),
     mark(BEST, x(found.best), bottom),
-    ...ticks(low, high, roomy ? 7 : 4).flatMap(({ value, label }) => [
+    ...ticks(low, high, roomy ? 8 : 4).flatMap(({ value, label }) => [
       line(x(value), bottom, x(value), bottom + 5),
       text(x(value), bottom + 21, label, { anchor: "middle" }),
     ]),
