@@ -318,6 +318,8 @@ def main() -> None:
         sys.exit(f"site: Jupyter Book failed: {first} (all of it is in {log})")
     pages = WORK / "_build/html"
     shutil.copytree(WORK / EXTRA, pages, dirs_exist_ok=True)
+    for template in pages.glob("_static/*.html"):  # the theme's own, of no use in a site
+        template.unlink()
     make_search_quote(pages)
     shutil.rmtree(SITE, ignore_errors=True)
     shutil.move(pages, SITE)

@@ -85,8 +85,22 @@ def test_changed_requirements_or_a_moved_folder_install_again(bootstrap, tmp_pat
     assert len({before, changed, bootstrap.fingerprint()}) == 3
 
 
+def test_a_second_environment_has_a_stamp_of_its_own(bootstrap, tmp_path, monkeypatch):
+    did = []
+    monkeypatch.setattr(bootstrap, "run", lambda command, doing, log: did.append(doing))
+    other, inputs = tmp_path / ".venv-other", ("pins.txt",)
+    (tmp_path / "pins.txt").write_text("x==1\n")
+    for _ in range(2):
+        bootstrap.install(other, inputs, [("installing x", ["-r", "pins.txt"])])
+    assert did == ["creating .venv-other", "installing x"]
+    (tmp_path / "pins.txt").write_text("x==2\n")
+    bootstrap.install(other, inputs, [("installing x", ["-r", "pins.txt"])])
+    assert did[2:][-1] == "installing x"
+    assert not bootstrap.STAMP.exists()
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="make is not part of Windows")
 def test_make_help_lists_the_commands():
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    for target in ("setup", "lab", "test", "lectures", "homework", "grade", "bench", "lint"):
+    for target in ("setup", "lab", "test", "lectures", "homework", "grade", "site", "bench", "lint"):
         assert f"make {target}" in shown.stdout

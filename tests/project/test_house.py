@@ -16,6 +16,7 @@ ROOMS = {
     "llm_trainer": {"policy_gradients"},
     "autograder": {"policy_gradients", "toy_models"},
     "lectures": {"policy_gradients", "toy_models", "llm_trainer"},
+    "website": {"lectures"},
     "solutions": {"autograder", "toy_models", "policy_gradients", "llm_trainer"},
     "homework": {"autograder", "toy_models", "policy_gradients", "llm_trainer"},
 }
