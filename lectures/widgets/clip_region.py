@@ -100,7 +100,7 @@ class Region(NamedTuple):
     kind: str
 
 
-def default_tokens(seed: int = 23) -> list[list[float]]:
+def default_tokens(seed: int = 366) -> list[list[float]]:
     """Return 256 rows (ratio, advantage, sequence): 32 invented sequences of 8 tokens.
 
     log ρ is normal with deviation 0.25, about as far as a batch drifts in a few epochs of
@@ -108,7 +108,8 @@ def default_tokens(seed: int = 23) -> list[list[float]]:
     log-ratios are shifted so that their mean, the logarithm of the sequence's ratio, is normal
     with deviation 4e-4. That is an idealisation: eight independent tokens would have a mean of
     deviation 0.09, and it takes thousands to come near GSPO's ε. It lets one batch show every
-    method. Five decimals, so that a saved notebook stays small.
+    method. The seed is one of those that put tokens into each region under PPO and GSPO and none
+    beyond ρ = 2. Five decimals, so that a saved notebook stays small.
     """
     dice = np.random.default_rng(seed)
     log_ratios = 0.25 * dice.standard_normal((32, 8))
