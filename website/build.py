@@ -42,6 +42,7 @@ PARTS = {  # title → the numbers of its lectures
 START = "lectures/README.md"  # its tables say which lectures there are, and which there will be
 NOTATION = "lectures/notation.md"
 GALLERY = "lectures/widget_gallery.ipynb"
+SHOWCASE = "lectures/03_ratios_and_clipping.ipynb"  # its widget is on the start page as well
 ABOUT = {  # page → its name in the navigation
     "README.md": "About the project",
     "llm_trainer/README.md": "llm_trainer",
@@ -166,13 +167,23 @@ def download(path: str) -> str:
     )
 
 
+def frozen(path: str) -> nbformat.NotebookNode:
+    return freeze.notebook(read(path), lambda text: rewrite(text, path), module, METADATA_KEY)
+
+
 def write_notebook(path: str) -> None:
-    frozen = freeze.notebook(
-        read(path), lambda text: rewrite(text, path), functools.cache(module), METADATA_KEY
-    )
-    title, rest = frozen.cells[0].source.split("\n", 1)
-    frozen.cells[0].source = f"{title}\n\n{download(path)}\n\n{rest}"
-    write(path, nbformat.writes(frozen))
+    page = frozen(path)
+    title, rest = page.cells[0].source.split("\n", 1)
+    page.cells[0].source = f"{title}\n\n{download(path)}\n\n{rest}"
+    write(path, nbformat.writes(page))
+
+
+def showcase() -> str:
+    """Return the first widget of the lecture SHOWCASE as a block for a Markdown page."""
+    outputs = [output for cell in frozen(SHOWCASE).cells for output in cell.get("outputs", [])]
+    pages = [output.get("data", {}).get("text/html", "") for output in outputs]
+    widget = next(page for page in pages if "live-widget" in page)
+    return f"```{{raw}} html\n{widget}\n```"
 
 
 def write_library(name: str) -> None:
@@ -243,7 +254,9 @@ def write_sources() -> None:
         if path == "README.md":  # its own title is that of the whole site
             text = re.sub("^# .*", f"# {ABOUT[path]}", text)
         write(path, rewrite(text, path))
-    write("index.md", (HERE / "index.md").read_text("utf-8").replace("<!-- lectures -->", cards()))
+    start = (HERE / "index.md").read_text("utf-8")
+    start = start.replace("<!-- lectures -->", cards()).replace("<!-- widget -->", showcase())
+    write("index.md", start)
     write("_toc.yml", json.dumps(contents()))
     copy("website/config.yml", "_config.yml")
     shutil.copytree(HERE / "static", WORK / "_static")
