@@ -130,7 +130,7 @@ function bias(factor) {
 function push(n, i) {
   const part = `${share(n.along[i])} of ∇KL at cosine ${fixed(n.cosine[i], 3)}`;
   switch (kind(n, i)) {
-    case "zero": return "gives no gradient";
+    case "zero": return "averages to no gradient";
     case "exact": return "gives exactly ∇KL";
     case "forward": return `gives ∇KL(π_ref‖π) instead, ${part}`;
     case "away": return `drives away from π_ref, ${part}`;
@@ -168,7 +168,8 @@ export function sentence(state) {
 const note = () =>
   "Half disc: to the right along ∇KL, upwards what stands at right angles to it. k1 = ℓ, k2 = ½ℓ², "
   + "k3 = exp(−ℓ) − 1 + ℓ, ℓ = log π − log π_ref (Schulman 2020). GRPO: Shao et al. 2024, eq. 4. "
-  + "PPO: Ouyang et al. 2022, eq. 2.";
+  + "PPO: Ouyang et al. 2022, eq. 2. The built-in tree was chosen because it shows the error "
+  + "clearly.";
 
 // --- the picture -----------------------------------------------------------------------------
 
@@ -195,7 +196,9 @@ function head(x, y, dx, dy, color, size = 7) {
 function valuePanel(n, width) {
   const [low, high, step] = n.axis;
   const left = 38;
-  const right = width - 118;
+  const numbersOf = (i) => `${nats(n.mean[i])} ± ${nats(n.spread[i])}`;
+  const longest = Math.max(...NAMES.map((_, i) => numbersOf(i).length));
+  const right = width - Math.max(118, 7.3 * longest + 12);
   const top = 46;
   const row = 27;
   const bottom = top + 3 * row;
@@ -203,7 +206,7 @@ function valuePanel(n, width) {
   const parts = [text(0, 13, "Value of k over one response, nats", { bold: true })];
   const counts = [(high - low) / step, 4, 3, 2, 1];
   const fits = ([first, second]) =>
-    !second || x(second.value) - x(first.value) > 8 * Math.max(first.label.length, 3);
+    !second || x(second.value) - x(first.value) > 8 * Math.max(first.label.length, 3) + 6;
   for (const { value, label } of counts.map((count) => ticks(low, high, count)).find(fits)) {
     parts.push(line(x(value), top, x(value), bottom, { stroke: "var(--grid)" }));
     parts.push(text(x(value), bottom + 17, label, { anchor: "middle" }));
@@ -229,8 +232,7 @@ function valuePanel(n, width) {
     if (to > high) parts.push(head(right - 1, y, 1, 0, COLORS[i], 10));
     else if (n.spread[i] > 0) parts.push(line(ends[1], y - 5, ends[1], y + 5, look));
     if (n.mean[i] <= high) parts.push(mark(i, x(n.mean[i]), y));
-    const words = `${nats(n.mean[i])} ± ${nats(n.spread[i])}`;
-    parts.push(text(width, y + 4.5, words, { anchor: "end" }));
+    parts.push(text(width, y + 4.5, numbersOf(i), { anchor: "end" }));
   });
   return { parts, bottom: bottom + 24 };
 }
@@ -251,10 +253,10 @@ function compass(n, middle, base, radius) {
     const label = side > 0 ? "∇KL" : "−∇KL";
     parts.push(text(x, base + 19, label, { anchor: "middle", bold: side > 0 }));
   }
-  parts.push(text(middle - radius, base + 39, "← raises KL", { fill: "var(--soft)" }));
-  parts.push(
-    text(middle + radius, base + 39, "lowers KL →", { anchor: "end", fill: "var(--soft)" }),
-  );
+  const half = Math.min(middle, Math.max(radius, 145));
+  const soft = { fill: "var(--soft)" };
+  parts.push(text(middle - half, base + 39, "← a step raises KL", soft));
+  parts.push(text(middle + half, base + 39, "a step lowers KL →", { anchor: "end", ...soft }));
   if (n.slope > 0) {
     const thick = { stroke: "var(--ink)", "stroke-width": 6, opacity: 0.28 };
     parts.push(line(middle, base, middle + unit - 12, base, thick));

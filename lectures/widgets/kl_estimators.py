@@ -62,8 +62,8 @@ def tree_tables(seed: int = 946) -> dict[str, list[list[float]]]:
     """Reference and policy of the tree: normal logits, (13 prefixes, 3 tokens), three decimals.
 
     The seed was chosen, among a few thousand, because this tree shows the per-token error
-    clearly: cosine .864 for k2 and .919 for k3 at distance 1. Half of all such trees give k2 a
-    cosine above .98.
+    clearly: cosine .864 for k2 and .919 for k3 at distance 1. One such tree in twelve is as bad
+    for k2; half of them give it more than .97.
     """
     normal = np.random.default_rng(seed).normal(size=(2, 13, 3))
     reference = 0.52 * normal[0]
@@ -199,9 +199,9 @@ class KLEstimators(LectureWidget):
         "independent",
         "Policy",
         {
-            "independent": "independent positions",
+            "independent": "independent tokens",
             "tree": "autoregressive tree",
-            "certain": "one near-certain token",
+            "certain": "near-certain token",
         },
     )
     distance = Slider(1.0, "Distance from π_ref", low=0.0, high=4.0, step=0.05, digits=2)
@@ -346,12 +346,15 @@ class KLEstimators(LectureWidget):
         return (
             "Half disc: to the right along ∇KL, upwards what stands at right angles to it. k1 = ℓ, "
             "k2 = ½ℓ², k3 = exp(−ℓ) − 1 + ℓ, ℓ = log π − log π_ref (Schulman 2020). GRPO: Shao et "
-            "al. 2024, eq. 4. PPO: Ouyang et al. 2022, eq. 2."
+            "al. 2024, eq. 4. PPO: Ouyang et al. 2022, eq. 2. The built-in tree "
+            "was chosen because it shows the error clearly."
         )
 
     def draw_still(self, still: Still) -> None:
         n = self.numbers
-        _draw_values(still.axes(LEFT + 38, 56, VALUE_WIDTH, 81), n)
+        values = [f"{nats(n['mean'][i])} ± {nats(n['spread'][i])}" for i in range(3)]
+        width = WIDTH - 38 - max(118, 7.3 * max(map(len, values)) + 12)
+        _draw_values(still.axes(LEFT + 38, 56, width, 81), n, width)
         canvas = still.axes(LEFT, 0, WIDTH, self.still_height)
         canvas.set(xlim=(0, WIDTH), ylim=(self.still_height, 0))
         canvas.axis("off")
@@ -359,9 +362,8 @@ class KLEstimators(LectureWidget):
         canvas.text(WIDTH, 47, "mean ± deviation", ha="right", fontsize=9.5, color=SOFT)
         for i, name in enumerate(NAMES):
             y = 56 + 27 * (i + 0.5)
-            words = f"{nats(n['mean'][i])} ± {nats(n['spread'][i])}"
             canvas.text(28, y, name, ha="right", va="center", **TEXT)
-            canvas.text(WIDTH, y, words, ha="right", va="center", **TEXT)
+            canvas.text(WIDTH, y, values[i], ha="right", va="center", **TEXT)
         canvas.text(0, 187, "Expected gradient of k, |∇KL| = 1", **BOLD)
         _draw_compass(canvas, n)
         _draw_table(canvas, n)
@@ -399,7 +401,7 @@ def kind(n: dict[str, Any], i: int) -> str:
 def _push(n: dict[str, Any], i: int, what: str) -> str:
     part = f"{_share(n['along'][i])} of ∇KL at cosine {fixed(n['cosine'][i], 3)}"
     return {
-        "zero": "gives no gradient",
+        "zero": "averages to no gradient",
         "exact": "gives exactly ∇KL",
         "forward": f"gives ∇KL(π_ref‖π) instead, {part}",
         "away": f"drives away from π_ref, {part}",
@@ -421,7 +423,6 @@ def _bias(factor: float) -> str:
 # --- the still picture: the layout of kl_estimators.js, in screen pixels -------------------------
 
 LEFT, WIDTH = 14, PICTURE_WIDTH - 14
-VALUE_WIDTH = WIDTH - 38 - 118
 MARKERS, DASHES = ("o", "s", "^"), ((0, (1, 1.5)), "-", (0, (4, 2)))
 REACH = 1.6  # the compass' rim, in units of |∇KL|
 MIDDLE, BASE, RADIUS = WIDTH / 2, 409, 190
@@ -435,7 +436,7 @@ WORDS = {
 }
 
 
-def _draw_values(axis: Axes, n: dict[str, Any]) -> None:
+def _draw_values(axis: Axes, n: dict[str, Any], width: float) -> None:
     low, high, step = n["axis"]
     frame(axis, "")
     axis.set(xlim=(low, high), ylim=(3, 0), yticks=[])
@@ -446,7 +447,7 @@ def _draw_values(axis: Axes, n: dict[str, Any]) -> None:
     axis.grid(True, axis="x", color=GRID, linewidth=1)
     axis.axvline(n["kl"], color=INK, linewidth=1.5)
     label = f"KL {nats(n['kl'])}"
-    half = 4.2 * len(label) / VALUE_WIDTH * (high - low)
+    half = 4.2 * len(label) / width * (high - low)
     at = min(high - half, max(low + half, n["kl"]))
     axis.text(at, -0.22, label, ha="center", va="bottom", **BOLD)
     for i in range(3):
@@ -473,8 +474,10 @@ def _draw_compass(canvas: Axes, n: dict[str, Any]) -> None:
         canvas.plot(x, y, color=LINE, linewidth=1, linestyle=dash)
     canvas.plot([MIDDLE - RADIUS, MIDDLE + RADIUS], [BASE, BASE], color=LINE, linewidth=1)
     canvas.plot([MIDDLE, MIDDLE], [BASE, BASE - RADIUS], color=GRID, linewidth=1)
-    canvas.text(MIDDLE - RADIUS, BASE + 39, "← raises KL", fontsize=9.5, color=SOFT)
-    canvas.text(MIDDLE + RADIUS, BASE + 39, "lowers KL →", ha="right", fontsize=9.5, color=SOFT)
+    canvas.text(MIDDLE - RADIUS, BASE + 39, "← a step raises KL", fontsize=9.5, color=SOFT)
+    canvas.text(
+        MIDDLE + RADIUS, BASE + 39, "a step lowers KL →", ha="right", fontsize=9.5, color=SOFT
+    )
     kinds = _kinds(n)
     if n["slope"] > 0:
         canvas.text(MIDDLE - unit, BASE + 19, "−∇KL", ha="center", **TEXT)
