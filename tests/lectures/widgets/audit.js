@@ -18,9 +18,12 @@
           const [dx, dy] = upright ? [spare, 0] : [0, spare];
           return { left: left + dx, right: right - dx, top: top + dy, bottom: bottom - dy };
         })
-        // what is scrolled out of sight is neither in the way nor cut off
-        .filter((box) => !clip || (box.left < clip.right && box.right > clip.left
-          && box.top < clip.bottom && box.bottom > clip.top));
+        // what is scrolled out of sight is neither in the way nor cut off, and has no ground
+        .map(({ left, right, top, bottom }) => !clip ? { left, right, top, bottom } : {
+          left: Math.max(left, clip.left), right: Math.min(right, clip.right),
+          top: Math.max(top, clip.top), bottom: Math.min(bottom, clip.bottom),
+        })
+        .filter((box) => box.right > box.left && box.bottom > box.top);
       if (boxes.length) found.push({ node, words: words.trim(), boxes });
     };
     for (const node of root.querySelectorAll("svg text")) {
