@@ -50,6 +50,28 @@ def check_prompts(prompts: Tensor) -> Tensor:
     return prompts
 
 
+def mask_of(responses: Tensor, eos_id: int | None) -> Tensor:
+    """(batch, time) bool: true up to and including the first end token [MAP-5]."""
+    if eos_id is None:
+        return torch.ones_like(responses, dtype=torch.bool)
+    return response_mask(responses, eos_id=eos_id)
+
+
+def group_size(prompts: Tensor, responses: Tensor, length: int) -> int:
+    """How many responses each prompt has; raises where the shapes do not fit."""
+    if responses.is_floating_point() or responses.dtype == torch.bool:
+        raise TypeError(f"responses must hold integer token ids, got {responses.dtype}")
+    if responses.ndim != 2 or responses.shape[1] != length:
+        raise ValueError(f"responses must be (batch, {length}), got {tuple(responses.shape)}")
+    group, rest = divmod(responses.shape[0], prompts.shape[0])
+    if rest or not group:
+        raise ValueError(
+            f"responses {tuple(responses.shape)} must hold the same number of rows for each of "
+            f"the {prompts.shape[0]} prompts (batch = prompts * group)"
+        )
+    return group
+
+
 class Policy(nn.Module):
     """What all toy policies share; `logits` is the one thing a subclass must define.
 
@@ -114,25 +136,10 @@ class Policy(nn.Module):
 
     def mask(self, responses: Tensor) -> Tensor:
         """(batch, time) bool: true up to and including the first end token [MAP-5]."""
-        if self.eos_id is None:
-            return torch.ones_like(responses, dtype=torch.bool)
-        return response_mask(responses, eos_id=self.eos_id)
+        return mask_of(responses, self.eos_id)
 
     def _group(self, prompts: Tensor, responses: Tensor) -> int:
-        """How many responses each prompt has; raises where the shapes do not fit."""
-        if responses.is_floating_point() or responses.dtype == torch.bool:
-            raise TypeError(f"responses must hold integer token ids, got {responses.dtype}")
-        if responses.ndim != 2 or responses.shape[1] != self.length:
-            raise ValueError(
-                f"responses must be (batch, {self.length}), got {tuple(responses.shape)}"
-            )
-        group, rest = divmod(responses.shape[0], prompts.shape[0])
-        if rest or not group:
-            raise ValueError(
-                f"responses {tuple(responses.shape)} must hold the same number of rows for each of "
-                f"the {prompts.shape[0]} prompts (batch = prompts * group)"
-            )
-        return group
+        return group_size(prompts, responses, self.length)
 
     def _per_response(self, logits: Tensor, prompts: Tensor, responses: Tensor | None) -> Tensor:
         """(prompts, time, vocab) -> (batch, time, vocab) when responses are given."""
@@ -165,7 +172,7 @@ class TabularPolicy(Policy):
         return self._per_response(logits, prompts, responses)
 
 
-class _PromptIndex(nn.Module):
+class PromptIndex(nn.Module):
     """Finds the row of each prompt in a fixed list of prompts."""
 
     def __init__(self, prompts: Tensor):
@@ -197,7 +204,7 @@ class PromptTabularPolicy(Policy):
 
     def __init__(self, prompts: Tensor, vocab_size: int, length: int):
         super().__init__(vocab_size, length)
-        self.index = _PromptIndex(prompts)
+        self.index = PromptIndex(prompts)
         self.table = nn.Parameter(torch.zeros(len(self.index.known), length, vocab_size))
 
     def logits(self, prompts: Tensor, responses: Tensor | None = None) -> Tensor:
@@ -260,6 +267,55 @@ class PositionalPolicy(Policy):
         return self._per_response(logits, prompts, responses)
 
 
+class PrefixIndex(nn.Module):
+    """Numbers the states of a tree of responses: what has been written when a token is due.
+
+    Shortest prefix first, in dictionary order. `count` states; `listed` is (count, length - 1)
+    int64, the prefix of each, padded with -1. Calling it with responses (batch, time) gives the
+    state before each token, (batch, time) int64; after the first end token there is no state, and
+    those entries repeat a valid one, to be masked by the caller.
+
+    Raises ValueError for more than a million prefixes.
+    """
+
+    def __init__(self, vocab_size: int, length: int, eos_id: int | None):
+        super().__init__()
+        self.eos_id = eos_id
+        self.tokens = [token for token in range(vocab_size) if token != eos_id]
+        sizes = [len(self.tokens) ** depth for depth in range(length)]
+        self.count = sum(sizes)
+        if self.count > _MAX_STATES:
+            raise ValueError(
+                f"vocab_size={vocab_size}, length={length} has {self.count} prefixes; at most "
+                f"{_MAX_STATES} are kept in a table. Use a smaller vocabulary or length"
+            )
+        starts = torch.tensor([sum(sizes[:depth]) for depth in range(length)])
+        self.register_buffer("starts", starts, persistent=False)
+
+    @property
+    def listed(self) -> Tensor:
+        length, branching = len(self.starts), len(self.tokens)
+        rows = torch.full((self.count, length - 1), -1)
+        for depth, start in enumerate(self.starts.tolist()):
+            place = branching ** torch.arange(depth - 1, -1, -1)
+            digits = torch.arange(branching**depth)[:, None] // place % branching
+            rows[start : start + branching**depth, :depth] = torch.tensor(
+                self.tokens, dtype=torch.long
+            )[digits]
+        return rows
+
+    def forward(self, responses: Tensor) -> Tensor:
+        rank = responses.long()
+        if self.eos_id is not None:
+            rank = torch.where(responses > self.eos_id, rank - 1, rank)
+            alive = (responses == self.eos_id).cumsum(-1) == 0
+            rank = torch.where(alive, rank, 0)
+        within = torch.zeros_like(rank)
+        for t in range(1, responses.shape[1]):
+            within[:, t] = within[:, t - 1] * len(self.tokens) + rank[:, t - 1]
+        return self.starts + within
+
+
 class AutoregressivePolicy(Policy):
     """One row of logits per prefix: each token sees all tokens before it, as in a language model.
 
@@ -286,45 +342,19 @@ class AutoregressivePolicy(Policy):
         prompts: Tensor | None = None,
     ):
         super().__init__(vocab_size, length, eos_id)
-        self.branching = vocab_size - (eos_id is not None)
-        sizes = [self.branching**depth for depth in range(length)]
-        if sum(sizes) > _MAX_STATES:
-            raise ValueError(
-                f"vocab_size={vocab_size}, length={length} has {sum(sizes)} prefixes; at most "
-                f"{_MAX_STATES} are kept in a table. Use a smaller vocabulary or length"
-            )
-        self.index = None if prompts is None else _PromptIndex(prompts)
+        self.prefixes = PrefixIndex(vocab_size, length, eos_id)
+        self.index = None if prompts is None else PromptIndex(prompts)
         tables = 1 if prompts is None else len(self.index.known)
-        self.table = nn.Parameter(torch.zeros(tables, sum(sizes), vocab_size))
-        starts = torch.tensor([sum(sizes[:depth]) for depth in range(length)])
-        self.register_buffer("_starts", starts, persistent=False)
+        self.table = nn.Parameter(torch.zeros(tables, self.prefixes.count, vocab_size))
 
     @property
     def states(self) -> Tensor:
         """(states, length - 1) int64: the prefix behind each row of the table, padded with -1."""
-        tokens = torch.tensor([v for v in range(self.vocab_size) if v != self.eos_id])
-        rows = torch.full((self.table.shape[1], max(self.length - 1, 0)), -1)
-        for depth, start in enumerate(self._starts.tolist()):
-            place = self.branching ** torch.arange(depth - 1, -1, -1)
-            count = self.branching**depth
-            digits = torch.arange(count)[:, None] // place % self.branching
-            rows[start : start + count, :depth] = tokens[digits]
-        return rows
+        return self.prefixes.listed
 
     def state_ids(self, responses: Tensor) -> Tensor:
-        """(batch, time) int64: the row of the table that predicts each token.
-
-        After the first end token there is no state; those entries repeat a valid row and are
-        masked by every caller.
-        """
-        rank = responses.long()
-        if self.eos_id is not None:
-            rank = torch.where(responses > self.eos_id, rank - 1, rank)
-            rank = torch.where(self.mask(responses) & (responses != self.eos_id), rank, 0)
-        within = torch.zeros_like(rank)
-        for t in range(1, self.length):
-            within[:, t] = within[:, t - 1] * self.branching + rank[:, t - 1]
-        return self._starts + within
+        """(batch, time) int64: the row of the table that predicts each token."""
+        return self.prefixes(responses)
 
     def logits(self, prompts: Tensor, responses: Tensor | None = None) -> Tensor:
         if responses is None:

@@ -7,6 +7,9 @@ rewards judge a response, all vectorised over any leading axes:
 - `position_match_reward`: partial credit, 0 .. L;
 - `sorted_reward`: 1 when the response is exactly right, else 0 (`is_sorted` as a number).
 
+With an end token there is a fourth, `sort_then_end_reward`: position match and a point for
+stopping in time, 0 .. L+1.
+
 Each has the signature `reward(prompts (..., L), responses (..., T)) -> (...)`, the leading axes
 broadcast, and the result is floating point in torch's default dtype (all values are small whole
 numbers, exact in every floating dtype). Without `eos_id` a response has the prompt's length,
@@ -114,6 +117,22 @@ def sorted_reward(prompts: Tensor, responses: Tensor, *, eos_id: int | None = No
     returns : (...) torch's default floating dtype, 0 or 1. Raises like `is_sorted`. Lecture 00.
     """
     return is_sorted(prompts, responses, eos_id=eos_id).to(torch.get_default_dtype())
+
+
+def sort_then_end_reward(prompts: Tensor, responses: Tensor, *, eos_id: int) -> Tensor:
+    """Partial credit for writing the prompt in order and then ending, 0 .. L + 1.
+
+    Formula: `position_match_reward` + 1[the response holds exactly L numbers]. The maximum is
+    earned by one response only, the right one.
+
+    prompts : (..., L) integer   responses : (..., T) integer, T >= L
+    returns : (...) torch's default floating dtype, points
+
+    A response of T = L numbers counts as ended where it was cut. Raises like `is_sorted`.
+    Lecture 06.
+    """
+    right_length = _alive(responses, eos_id).sum(-1) == prompts.shape[-1]
+    return position_match_reward(prompts, responses, eos_id=eos_id) + right_length
 
 
 def all_sequences(vocab_size: int, length: int) -> Tensor:

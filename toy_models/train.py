@@ -1,14 +1,16 @@
-"""One short training loop for every critic-free row of `policy_gradients.ALGORITHMS`.
+"""One short training loop for every row of `policy_gradients.ALGORITHMS`.
 
     history = train(policy, prompts, reward, "grpo", steps=100, group=8, seed=0)
+    history = train(policy, prompts, reward, "ppo", critic=TabularCritic(policy, prompts))
     history["reward"]        # mean sampled reward, one number per update
     history.final.objective  # exact J after the last update
 
 A step: refresh the reference if it is due -> sample a group per prompt -> score -> drop groups
-without contrast where the row asks for it -> advantages -> `inner_steps` updates on these samples.
-What an algorithm is stands in its row; this file never asks for a name.
+without contrast where the row asks for it -> advantages, from the group or from a critic ->
+`inner_steps` passes of updates over these samples. What an algorithm is stands in its row; this
+file never asks for a name.
 
-Left out: critics (lecture 07), micro-batches, devices, checkpoints (see `llm_trainer`), plots.
+Left out: micro-batches, devices, checkpoints (see `llm_trainer`), plots.
 """
 
 import copy
@@ -21,8 +23,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from policy_gradients.advantages import gae, reward_to_go, shape_rewards_with_kl, whiten
 from policy_gradients.algorithms import ALGORITHMS, Algorithm, Batch
 from policy_gradients.diagnostics import mean_over_tokens, zero_contrast_share
+from policy_gradients.kl import k1
+from policy_gradients.logprobs import entropy
+from policy_gradients.values import value_loss
+from toy_models.critics import Critic, explained_variance, last_token
 from toy_models.exact import all_rewards, response_log_probs
 from toy_models.policies import Policy, check_prompts
 
@@ -57,6 +64,8 @@ class Record(NamedTuple):
     entropy: float
     kl_to_start: float
     kl_to_ref: float
+    value_loss: float = math.nan  # of the critic, mean over tokens, before its coefficient
+    explained_variance: float = math.nan  # of this step's returns, by the critic that met them
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ def train(
     steps: int = 100,
     group: int = 8,
     inner_steps: int = 1,
+    minibatches: int = 1,
     learning_rate: float = 0.05,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
     max_grad_norm: float | None = None,
@@ -98,6 +108,13 @@ def train(
     reference_every: int | None = None,
     temperature: float = 1.0,
     learner_temperature: float | None = None,
+    entropy_coefficient: float = 0.0,
+    critic: Critic | None = None,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    whitening: bool = True,
+    critic_learning_rate: float | None = None,
+    critic_warmup: int = 0,
     loss: Loss | None = None,
     max_rounds: int = 20,
     exact: bool | None = None,
@@ -109,7 +126,9 @@ def train(
         all prompts (prompts, L)
     algorithm           : a name in `ALGORITHMS`, or a row, for example dataclasses.replace(...)
     steps               : batches of samples            group : responses per prompt
-    inner_steps         : updates on each batch, all on the same samples
+    inner_steps         : passes over each batch, all on the same samples
+    minibatches         : updates per pass, each on its own share of the responses, dealt out anew
+                          in every pass; 1 = one update on all of them
     optimizer           : called with (parameters, lr=learning_rate); torch.optim.SGD for the bare
                           gradient
     max_grad_norm       : longer gradients are scaled down to this length; None = never
@@ -119,25 +138,38 @@ def train(
     reference_every     : refresh the reference to the current policy every this many steps
     temperature         : of sampling             learner_temperature : of all log-probabilities
                           the loss sees; None = the same. Different ones are a bug to study
+    entropy_coefficient : bonus on the entropy of the next token at the sampled states, points per
+                          nat, averaged as the row averages its loss
+    critic              : a critic of `toy_models.critics`, trained in place. Rows that learn from
+                          one need it; the next five knobs say how
+    gamma, lam          : of GAE. A token is paid the row's KL penalty, the last one the score too
+    whitening           : advantages in standard deviations of the whole batch
+    critic_learning_rate: None = learning_rate
+    critic_warmup       : in this many first steps only the critic learns
     loss                : your own loss in the signature of `policy_gradients.grpo_loss`; it
-                          replaces the row's surrogate and average, not its advantage or KL. It
-                          receives by keyword what it asks for among the row's knobs, `sequences`,
-                          `tokens` and `length`
+                          replaces the row's surrogate and average, not its advantage, KL or
+                          critic. It receives by keyword what it asks for among the row's knobs,
+                          `sequences`, `tokens` and `length`
     max_rounds          : most rounds of sampling to fill a batch with groups that have contrast
                           (rows with dynamic sampling); what was found by then is used
     exact               : measure J, entropy and KL by enumeration at every update; None = when
                           there are at most 5,000 pairs of prompt and response
     seed                : of the sampling; the same seed gives bit-identical results
 
-    Raises KeyError for an unknown algorithm, ValueError for a row that needs a critic or for an
-    impossible value, RuntimeError when the first step finds no group with contrast (a later step
-    ends the run, `History.stopped` says so), FloatingPointError for a gradient that is not finite.
+    Raises KeyError for an unknown algorithm, ValueError for a critic that is missing or has no use
+    and for an impossible value, RuntimeError when the first step finds no group with contrast (a
+    later step ends the run, `History.stopped` says so), FloatingPointError for a gradient that is
+    not finite.
     """
     row = _row(algorithm, beta)
-    bare = replace(row, kl="none", kl_coefficient=0.0)
-    _check_knobs(row, steps, group, inner_steps, learning_rate, reference_every, max_rounds)
+    bare = replace(row, kl="none", kl_coefficient=0.0, value_coefficient=0.0)
     prompts = check_prompts(prompts)
-    optimise = optimizer(policy.parameters(), lr=learning_rate)
+    counts = {"steps": steps, "group": group, "inner_steps": inner_steps, "max_rounds": max_rounds}
+    counts["minibatches"] = minibatches
+    _check_knobs(row, counts, len(prompts), learning_rate, reference_every, entropy_coefficient)
+    judge = _Judge(critic, gamma, lam, whitening, critic_learning_rate, critic_warmup)
+    judge.check(row)
+    optimise = optimizer(judge.learners(policy, learning_rate), lr=learning_rate)
     generator = torch.Generator().manual_seed(seed)
     start = _frozen(policy)
     reference = start if reference is None else _frozen(reference)
@@ -155,28 +187,37 @@ def train(
         if not len(rollout.prompts):
             stopped = _no_contrast(row, step, max_rounds, rollout.reward)
             break
-        batch = _batch(policy, reference, row, rollout, learner_temperature)
-        for inner in range(inner_steps):
-            if inner > 0:  # the first update has it already: at ratio 1, logp is logp_old
-                logp = policy.log_probs(
-                    rollout.prompts, rollout.responses, temperature=learner_temperature
-                )
-                batch = replace(batch, logp=logp)
+        whole, explained = _batch(policy, reference, row, rollout, learner_temperature, judge)
+        for inner, rows in enumerate(_deal(len(whole.mask), inner_steps, minibatches, generator)):
+            part, batch = rollout, whole
+            if rows is not None:
+                part, batch = rollout.take(rows), _take(whole, rows)
+            if inner > 0 or rows is not None:  # else the batch has it already: ratio 1
+                batch = _forward(policy, judge, batch, part, learner_temperature)
             value = row.loss(batch) if loss is None else _own_loss(loss, row, batch)
+            if entropy_coefficient > 0:
+                bonus = _mean_entropy(policy, row, batch, part, learner_temperature)
+                value = value - entropy_coefficient * bonus
             optimise.zero_grad()
             value.backward()
+            where = f"{row.name}, step {step}, inner {inner}"
             seen = Record(
                 step,
                 inner,
                 rollout.reward,
                 value.item(),
-                _clip_gradient(policy, max_grad_norm, f"{row.name}, step {step}, inner {inner}"),
+                _clip_gradient(policy, max_grad_norm, where),
                 *_switched_off(loss, bare, batch),
                 rollout.zero_contrast,
                 rollout.sampled,
-                *observe(reference, rollout, batch.logp),
+                *observe(reference, rollout, batch.logp if rows is None else None),
+                *_judgement(row, batch, explained),
             )
             records.append(seen)
+            if critic is not None:
+                _clip_gradient(critic, max_grad_norm, f"{where}, critic")
+            if step < critic_warmup:
+                policy.zero_grad()  # to None: the optimiser passes over it
             optimise.step()
     final = observe(reference, draw.round(), None)
     return History(row.name, seed, tuple(records), final, stopped)
@@ -184,32 +225,38 @@ def train(
 
 def _row(algorithm: str | Algorithm, beta: float | None) -> Algorithm:
     row = algorithm if isinstance(algorithm, Algorithm) else ALGORITHMS[algorithm]
-    if row.needs_critic:
-        able = [name for name, other in ALGORITHMS.items() if not other.needs_critic]
-        raise ValueError(
-            f"{row.name} needs a critic, and this loop has none (lecture 07 builds it); "
-            f"rows without a critic: {', '.join(able)}"
-        )
     if beta is None:
         return row
     placement = "loss" if row.kl == "none" and beta > 0 else row.kl
     return replace(row, kl=placement, kl_coefficient=beta)
 
 
-def _check_knobs(row, steps, group, inner_steps, learning_rate, reference_every, max_rounds):
-    counts = {"steps": steps, "group": group, "inner_steps": inner_steps, "max_rounds": max_rounds}
+def _check_knobs(row, counts, prompts, learning_rate, reference_every, entropy_coefficient):
     if reference_every is not None:
-        counts["reference_every"] = reference_every
+        counts = counts | {"reference_every": reference_every}
     for name, count in counts.items():
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")
-    if not (learning_rate > 0 and math.isfinite(learning_rate)):
-        raise ValueError(f"learning_rate must be positive and finite, got {learning_rate!r}")
-    if row.needs_group and group < 2:
+    _check_rate("learning_rate", learning_rate)
+    if not (entropy_coefficient >= 0 and math.isfinite(entropy_coefficient)):
+        raise ValueError(
+            f"entropy_coefficient must be at least 0 and finite, got {entropy_coefficient!r}"
+        )
+    if row.needs_group and counts["group"] < 2:
         raise ValueError(
             f"{row.name} compares the responses to one prompt: group must be at least 2, "
-            f"got {group}"
+            f"got {counts['group']}"
         )
+    if counts["minibatches"] > prompts * counts["group"]:
+        raise ValueError(
+            f"minibatches={counts['minibatches']} is more than the {prompts * counts['group']} "
+            f"responses of a step ({prompts} prompts x group {counts['group']})"
+        )
+
+
+def _check_rate(name: str, rate: float) -> None:
+    if not (rate > 0 and math.isfinite(rate)):
+        raise ValueError(f"{name} must be positive and finite, got {rate!r}")
 
 
 def _frozen(policy: Policy) -> Policy:
@@ -226,6 +273,12 @@ class _Rollout(NamedTuple):
     reward: float  # mean over everything sampled
     zero_contrast: float  # share of groups without contrast among everything sampled
     sampled: int  # responses sampled
+
+    def take(self, rows: Tensor) -> "_Rollout":
+        """Some responses, each with its own row of prompts."""
+        group = len(self.responses) // len(self.prompts)
+        prompts = self.prompts.repeat_interleave(group, 0)[rows]
+        return self._replace(prompts=prompts, responses=self.responses[rows])
 
 
 @dataclass(frozen=True)
@@ -295,33 +348,122 @@ def _no_contrast(row: Algorithm, step: int, rounds: int, reward: float) -> str:
     return message
 
 
-def _batch(policy, reference, row: Algorithm, rollout: _Rollout, temperature: float) -> Batch:
-    """What the first update of a step needs; later ones replace `logp` only."""
+class _Judge(NamedTuple):
+    """Where the advantages of a step come from: a critic, or without one the row and the group."""
+
+    critic: Critic | None
+    gamma: float = 1.0
+    lam: float = 0.95
+    whitening: bool = True
+    learning_rate: float | None = None
+    warmup: int = 0
+
+    def check(self, row: Algorithm) -> None:
+        if row.needs_critic and self.critic is None:
+            able = [name for name, other in ALGORITHMS.items() if not other.needs_critic]
+            raise ValueError(
+                f"{row.name} needs a critic, for example critic=TabularCritic(policy, prompts) of "
+                f"toy_models.critics; rows without a critic: {', '.join(able)}"
+            )
+        if not row.needs_critic and self != _Judge(None):
+            raise ValueError(
+                f"{row.name} has no use for a critic, its advantages compare rewards: leave critic "
+                "and its knobs (gamma, lam, whitening, critic_learning_rate, critic_warmup) out"
+            )
+        for name, fraction in (("gamma", self.gamma), ("lam", self.lam)):
+            if not 0 <= fraction <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {fraction!r}")
+        if self.learning_rate is not None:
+            _check_rate("critic_learning_rate", self.learning_rate)
+        if not isinstance(self.warmup, int) or isinstance(self.warmup, bool) or self.warmup < 0:
+            raise ValueError(f"critic_warmup must be a whole number >= 0, got {self.warmup!r}")
+        if row.needs_critic and row.kl == "reward" and row.kl_estimator is not k1:
+            raise ValueError(
+                f"{row.name} pays its KL per token, which needs kl_estimator=k1, the only one that "
+                "is right as a reward"
+            )
+
+    def learners(self, policy: Policy, learning_rate: float):
+        """What the optimiser takes: the policy's parameters, and the critic's at their own rate."""
+        if self.critic is None:
+            return policy.parameters()
+        rate = learning_rate if self.learning_rate is None else self.learning_rate
+        critic = {"params": self.critic.parameters(), "lr": rate}
+        return [{"params": policy.parameters()}, critic]
+
+    def values(self, rollout: _Rollout) -> Tensor | None:
+        if self.critic is None:
+            return None
+        return self.critic.values(rollout.prompts, rollout.responses)
+
+    def verdict(self, row: Algorithm, rollout: _Rollout, batch: Batch) -> tuple[Batch, float]:
+        """The batch with advantages (and what the critic is to learn); the explained variance."""
+        scores = rollout.rewards.flatten()
+        if self.critic is None:
+            rewards = row.sequence_rewards(scores, batch.logp_old, batch.logp_ref, batch.mask)
+            advantages = row.advantage(rewards.view_as(rollout.rewards))
+            return replace(batch, advantages=advantages.reshape(-1, 1)), math.nan
+        beta = row.kl_coefficient if row.kl == "reward" else 0.0
+        home = batch.logp_old if beta == 0 else batch.logp_ref
+        rewards = shape_rewards_with_kl(scores, batch.logp_old, home, batch.mask, beta=beta)
+        done, values_old = last_token(batch.mask), batch.values.detach()
+        advantages, returns = gae(rewards, values_old, done, gamma=self.gamma, lam=self.lam)
+        sampled = reward_to_go(rewards, done, gamma=self.gamma)
+        if self.whitening:
+            advantages = whiten(advantages, batch.mask)
+        batch = replace(batch, advantages=advantages, values_old=values_old, returns=returns)
+        return batch, explained_variance(values_old, sampled, batch.mask)
+
+
+def _batch(policy, reference, row, rollout, temperature, judge) -> tuple[Batch, float]:
+    """Everything the first update of a step needs, and the explained variance of the critic."""
     mask = policy.mask(rollout.responses)
     logp = policy.log_probs(rollout.prompts, rollout.responses, temperature=temperature)
-    logp_old, logp_ref = logp.detach(), None
+    logp_ref = None
     if row.needs_reference:
         logp_ref = reference.log_probs(rollout.prompts, rollout.responses, temperature=temperature)
-    rewards = row.sequence_rewards(rollout.rewards.flatten(), logp_old, logp_ref, mask)
-    advantages = row.advantage(rewards.view_as(rollout.rewards))
-    return Batch(
+    batch = Batch(
         logp=logp,
-        advantages=advantages.reshape(-1, 1),
+        logp_old=logp.detach(),
+        advantages=None,
         mask=mask,
-        logp_old=logp_old,
         logp_ref=logp_ref,
+        values=judge.values(rollout),
         sequences=len(mask),
         tokens=int(mask.sum()),
         length=policy.length,
     )
+    return judge.verdict(row, rollout, batch)
+
+
+def _deal(responses: int, passes: int, minibatches: int, generator: torch.Generator):
+    """The rows of each update of a step; None = all of them."""
+    for _ in range(passes):
+        if minibatches == 1:
+            yield None
+        else:
+            yield from torch.randperm(responses, generator=generator).chunk(minibatches)
+
+
+def _take(batch: Batch, rows: Tensor) -> Batch:
+    """Some rows of a batch as an optimiser step of their own: they count themselves."""
+    tensors = {name: x for name, x in vars(batch).items() if isinstance(x, Tensor)}
+    tensors = {name: x[rows] for name, x in tensors.items()}
+    return replace(batch, **tensors, sequences=len(rows), tokens=int(tensors["mask"].sum()))
+
+
+def _forward(policy, judge, batch: Batch, rollout: _Rollout, temperature: float) -> Batch:
+    """The batch under the policy and the critic as they are now."""
+    logp = policy.log_probs(rollout.prompts, rollout.responses, temperature=temperature)
+    return replace(batch, logp=logp, values=judge.values(rollout))
 
 
 # --- losses -------------------------------------------------------------------------------------
 
 
 def _own_loss(loss: Loss, row: Algorithm, batch: Batch) -> Tensor:
-    """A learner's loss in place of the row's surrogate and average, plus the row's KL term."""
-    if row.kl != "loss" or row.kl_coefficient == 0:
+    """A learner's loss in place of the row's surrogate and average; the row's other terms stay."""
+    if row.zero_advantage_is_silent:  # there are no other terms
         return _call_own(loss, row, batch)
     return _call_own(loss, row, batch) + replace(row, surrogate=_nothing, knobs={}).loss(batch)
 
@@ -348,6 +490,21 @@ def _call_own(loss: Loss, row: Algorithm, batch: Batch) -> Tensor:
     if not value.requires_grad:
         raise ValueError("the loss has no gradient: it does not depend on logp, or detaches it")
     return value
+
+
+def _mean_entropy(policy, row: Algorithm, batch: Batch, rollout: _Rollout, temperature) -> Tensor:
+    """Entropy of the next token at the sampled states, averaged like the row's loss: a scalar."""
+    logits = policy.logits(rollout.prompts, rollout.responses)
+    per_token = entropy(logits, temperature=temperature)
+    only = replace(
+        row,
+        surrogate=lambda logp: per_token,
+        knobs={},
+        kl="none",
+        kl_coefficient=0.0,
+        value_coefficient=0.0,
+    )
+    return only.loss(batch)
 
 
 _VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -381,6 +538,14 @@ def _clip_gradient(policy: Policy, limit: float | None, where: str) -> float:
 
 
 # --- what is recorded ---------------------------------------------------------------------------
+
+
+def _judgement(row: Algorithm, batch: Batch, explained: float) -> tuple[float, float]:
+    if batch.values is None:
+        return math.nan, explained
+    values = batch.values.detach()
+    lost = value_loss(values, batch.values_old, batch.returns, clip=row.value_clip)
+    return mean_over_tokens(lost, batch.mask), explained
 
 
 def _few(policy: Policy, prompts: Tensor, exact: bool | None) -> bool:

@@ -341,7 +341,7 @@ def test_temperature_mismatch_collapses_under_a_constant_reward():
             "unknown algorithm 'gpro'; the table has reinforce, rloo",
             {"algorithm": "gpro"},
         ),
-        (ValueError, "ppo needs a critic.*lecture 07", {"algorithm": "ppo"}),
+        (ValueError, "ppo needs a critic, for example .*TabularCritic", {"algorithm": "ppo"}),
         (ValueError, "group must be at least 2, got 1", {"algorithm": "rloo", "group": 1}),
         (ValueError, "steps must be a whole number of at least 1, got 0", {"steps": 0}),
         (ValueError, "group must be a whole number.*got 2.5", {"group": 2.5}),
