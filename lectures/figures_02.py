@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from lectures.figures import FAINT, INK, learning_curves, style
+from lectures.figures import FAINT, learning_curves, style
 
 LABELS = {
     "raw": "raw reward",
@@ -52,29 +52,6 @@ def variance_by_skill(arms: tuple, hits: tuple, graded: tuple) -> Figure:
     axes[0].set_ylabel("variance of one answer")
     handles, labels = axes[-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    return figure
-
-
-def parabola(b, variance, marks, title: str) -> Figure:
-    """The variance as a function of the baseline, with BASELINES and the reader's b marked.
-
-    The vertical axis ends a little above the highest mark, so that the marks stay apart.
-    b, variance : (n + 1,), the last entry is the reader's   marks : (3, 2) baseline and variance
-    """
-    b, variance, marks = (np.asarray(x, dtype=float) for x in (b, variance, marks))
-    figure, axis = plt.subplots(figsize=(6.9, 3.2))
-    axis.plot(b[:-1], variance[:-1], color=INK, linewidth=1.6)
-    for (look, label), (x, y) in zip(BASELINES.items(), marks, strict=True):
-        point = {key: style(look)[key] for key in ("color", "marker")}
-        axis.plot([x], [y], linestyle="none", markersize=9, label=f"{label}: {y:.3g}", **point)
-    ring = {"markersize": 15, "markerfacecolor": "none", "markeredgecolor": INK}
-    label = f"yours, b = {b[-1]:.2f}: {variance[-1]:.3g}"
-    axis.plot(b[-1:], variance[-1:], "o", linestyle="none", label=label, **ring)
-    axis.set(title=title, xlabel="baseline b (points)", ylabel="variance of one answer")
-    margin = 0.02 * (b[-2] - b[0])
-    top = 1.3 * max(*marks[:, 1], variance[-1])
-    axis.set(xlim=(b[0] - margin, b[-2] + margin), ylim=(-0.05 * top, top))
-    axis.legend(loc="upper left", bbox_to_anchor=(1.01, 1), title="variance", alignment="left")
     return figure
 
 

@@ -148,7 +148,7 @@ export function sentence(state) {
 
 const note = ({ reward }) =>
   (reward === "arms"
-    ? "Two arms, one logit k: the right arm pays 1, the other 0; b* leaves no variance, no curve. "
+    ? "Two arms, one logit k: the right arm pays 1, the other 0; b* leaves no variance. "
     : "Sort (1, 0, 2): nine logits; the skill adds k nats to those of the right tokens. ") +
   "Variance: trace of the covariance of (R − b) u, where u = ∇ log π of the answer. " +
   "[BL-4]; Greensmith, Bartlett and Baxter 2004 study b* for policy gradients.";

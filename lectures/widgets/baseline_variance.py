@@ -206,7 +206,7 @@ class BaselineVariance(LectureWidget):
     @property
     def note(self) -> str:
         toy = (
-            "Two arms, one logit k: the right arm pays 1, the other 0; b* leaves no variance, no curve. "
+            "Two arms, one logit k: the right arm pays 1, the other 0; b* leaves no variance. "
             if self.reward == "arms"
             else "Sort (1, 0, 2): nine logits; the skill adds k nats to those of the right tokens. "
         )
