@@ -37,6 +37,7 @@ from policy_gradients.algorithms import ALGORITHMS
 from policy_gradients.ratios import sequence_ratio
 
 MOST_TOKENS = 4096  # every token is a mark in the picture and a row of the saved notebook
+LARGEST = 1e9  # number in a token's row
 CURVE_POINTS = 20  # of the curves in `numbers`
 HALF = math.log(3 + math.sqrt(8))  # 4σ(x)(1 − σ(x)) is ½ at x = ±HALF
 SIGNS = {"positive": 1, "negative": -1}
@@ -132,10 +133,7 @@ def tokens_of(record: Any, update: int = -1) -> list[list[float]]:
     Raises InvalidValueError where the step has no such update. Discarded groups have no advantage
     and are left out.
     """
-    if isinstance(record, str | Path):
-        from llm_trainer.record import load_record
-
-        record = load_record(record)
+    record = _loaded(record)
     if not -record.updates <= update < record.updates:
         raise InvalidValueError(
             f"update is {update}; the record of step {record.step} has {record.updates} updates"
@@ -148,6 +146,14 @@ def tokens_of(record: Any, update: int = -1) -> list[list[float]]:
         pairs = zip(response.updates[update].logp, response.logp_old, advantages, strict=True)
         rows += [[math.exp(logp - old), advantage, i] for logp, old, advantage in pairs]
     return rows
+
+
+def _loaded(record: Any) -> Any:
+    if isinstance(record, str | Path):
+        from llm_trainer.record import load_record  # only who has a record needs the trainer
+
+        return load_record(record)
+    return record
 
 
 class ClipRegion(LectureWidget):
@@ -218,13 +224,20 @@ class ClipRegion(LectureWidget):
 
     @classmethod
     def from_record(cls, record: Any, update: int = -1, **state: Any) -> "ClipRegion":
-        """The tokens of a recorded training step (see `tokens_of`), with its method and knobs."""
+        """The tokens of a recorded training step (see `tokens_of`), with its method and knobs.
+
+        A run of an algorithm that this widget does not offer is shown under the first one offered.
+        """
+        record = _loaded(record)
         rows = tokens_of(record, update)
         if len(rows) > MOST_TOKENS:
             raise InvalidValueError(
                 f"the record holds {len(rows)} tokens; at most {MOST_TOKENS} can be drawn: pass "
                 "record.take([0, 1]), which keeps the first two groups"
             )
+        if record.run.algorithm in state.get("methods", METHODS):
+            knobs = {key: value for key, value in record.run.knobs.items() if key in KNOBS}
+            state = {"method": record.run.algorithm} | knobs | state
         return cls(tokens=rows, **state)
 
     def reset(self) -> None:
@@ -546,19 +559,17 @@ def _token_list(value: Any) -> list[list[float]]:
         raise InvalidValueError(
             f"tokens holds {len(rows)} rows; at most {MOST_TOKENS} can be drawn: pass a sample"
         )
-    wrong = ~np.isfinite(rows).all(axis=1)
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise InvalidValueError(
-            f"tokens[{row}] is {rows[row].tolist()}; NaN and inf cannot be drawn"
-        )
-    wrong = rows[:, 0] <= 0
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise InvalidValueError(
-            f"tokens[{row}] has ratio {rows[row, 0]}; a ratio of probabilities is above 0 "
-            "(were log-ratios passed? take exp first)"
-        )
+    size = np.abs(rows).max(axis=1)
+    refuse = [
+        (~np.isfinite(size), "NaN and inf cannot be drawn"),
+        (size > LARGEST, f"beyond {LARGEST:g} nothing is a ratio, an advantage or a number"),
+        (rows[:, 0] <= 0, "a ratio of probabilities is above 0 (log-ratios? take exp first)"),
+        (rows[:, -1] % 1 != 0, "the third number, that of the sequence, must be whole"),
+    ]
+    for wrong, why in refuse[: 2 + (rows.shape[1] - 1)]:
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise InvalidValueError(f"tokens[{row}] is {rows[row].tolist()}; {why}")
     if rows.shape[1] == 2:
         return rows.tolist()
     return [[ratio, advantage, int(i)] for ratio, advantage, i in rows.tolist()]

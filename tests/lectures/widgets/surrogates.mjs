@@ -1,0 +1,16 @@
+// Checks surrogates.js against terms and weights that Python computed.
+//   node surrogates.mjs MODULE ROWS
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { pathToFileURL } from "node:url";
+
+const [modulePath, rowsPath] = process.argv.slice(2);
+const surrogates = await import(pathToFileURL(modulePath));
+const rows = JSON.parse(readFileSync(rowsPath, "utf8"));
+for (const { name, token, knobs, term, weight } of rows) {
+  const actual = surrogates[name](token, knobs);
+  const where = `${name} ${JSON.stringify(token)} ${JSON.stringify(knobs)}`;
+  assert.ok(Math.abs(actual.term - term) < 1e-9, `term of ${where}: ${actual.term}, not ${term}`);
+  assert.ok(Math.abs(actual.weight - weight) < 1e-9, `weight of ${where}: ${actual.weight}, not ${weight}`);
+}
+console.log(`${rows.length} tokens agree`);

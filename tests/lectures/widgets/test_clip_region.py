@@ -1,0 +1,343 @@
+"""The clip region: its facts, its methods, and what it refuses.
+
+Both languages on whole states are checked in test_every_widget.py; here the surrogates one by one.
+"""
+
+import itertools
+import json
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lectures.widgets import ClipRegion, base
+from lectures.widgets.clip_region import METHODS, default_tokens, tokens_of
+from llm_trainer.record import load_record
+from policy_gradients import surrogates
+from policy_gradients.algorithms import ALGORITHMS
+
+HERE = Path(__file__).parent
+RECORD = HERE.parents[2] / "lectures/reference_runs/tiny_grpo_step_0050.json"
+
+
+def dead(clip: ClipRegion, sign: int) -> int:
+    ratios, advantages = clip._ratios(), clip._columns()[1]
+    mine = np.sign(advantages) == sign
+    return int((clip.weights(ratios, advantages)[mine] == 0).sum())
+
+
+# --- the surrogates, one token at a time --------------------------------------------------------
+
+EPSILONS = {"eps_low": 0.2, "eps_high": 0.28}
+CALLS = [
+    ("reinforce", surrogates.reinforce, {}),
+    ("unclipped", surrogates.unclipped, {}),
+    ("ppoClip", surrogates.ppo_clip, EPSILONS),
+    ("ppoClip", surrogates.ppo_clip, {"eps_low": 0.01, "eps_high": 0.9, "dual_clip": 1.5}),
+    ("ppoClip", surrogates.ppo_clip, {"eps_low": 0.2, "eps_high": 0.2, "dual_clip": 3.0}),
+    ("gspo", surrogates.gspo, {"eps_low": 3e-4, "eps_high": 4e-4}),
+    ("cispo", surrogates.cispo, {"eps_low": 1.0, "eps_high": 0.28}),
+    ("cispo", surrogates.cispo, {"eps_low": 0.3, "eps_high": 0.1}),
+    ("sapo", surrogates.sapo, {"tau_pos": 1.0, "tau_neg": 1.05}),
+    ("sapo", surrogates.sapo, {"tau_pos": 4.0, "tau_neg": 0.5}),
+]
+
+
+def terms_and_weights() -> list[dict]:
+    rows = []
+    ratios = [0.05, 0.6, 0.93, 0.9996, 1.0, 1.00035, 1.15, 1.35, 1.7, 2.9, 3.4, 12.0]
+    for (name, function, knobs), ratio, advantage in itertools.product(
+        CALLS, ratios, [2.0, 0.3, 0.0, -0.7, -1.3]
+    ):
+        logp = torch.tensor([[-1.5]], dtype=torch.float64, requires_grad=True)
+        old = logp.detach() - math.log(ratio)
+        given = torch.tensor([[advantage]], dtype=torch.float64)
+        arguments = [logp, given] if name == "reinforce" else [logp, old, given]
+        if name == "gspo":
+            arguments.append(torch.ones_like(old))
+        term = -function(*arguments, **knobs)
+        (weight,) = torch.autograd.grad(term, logp)
+        token = {"ratio": ratio, "advantage": advantage, "logp": -1.5}
+        rows.append({"name": name, "token": token, "knobs": knobs})
+        rows[-1] |= {"term": term.item(), "weight": weight.item()}
+    return rows
+
+
+def test_each_surrogate_in_javascript_is_that_of_the_library(tmp_path, missing):
+    node = shutil.which("node")
+    if node is None:
+        missing("node", "install nodejs to check the widgets' JavaScript")
+    module = tmp_path / "surrogates.mjs"
+    module.write_text((base.FOLDER / "surrogates.js").read_text("utf-8"), "utf-8")
+    (tmp_path / "rows.json").write_text(json.dumps(terms_and_weights()), "utf-8")
+    command = [node, HERE / "surrogates.mjs", module, tmp_path / "rows.json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout == f"{len(CALLS) * 60} tokens agree\n"
+
+
+# --- facts --------------------------------------------------------------------------------------
+
+
+def test_ppo_is_the_formula_on_the_six_regions():
+    clip = ClipRegion(method="dapo")
+    for advantage, ratio in itertools.product((1.0, -1.0), (0.05, 0.75, 0.9, 1.2, 1.35, 3.0)):
+        (term,), (weight,) = clip._terms([ratio], advantage)
+        bounded = min(max(ratio, 0.8), 1.28)
+        assert term == pytest.approx(min(ratio * advantage, bounded * advantage), abs=1e-12)
+        silent = ratio > 1.28 if advantage > 0 else ratio < 0.8
+        assert weight == pytest.approx(0 if silent else ratio * advantage, abs=1e-12)
+
+
+def test_a_correction_is_never_blocked_but_scaled_by_the_ratio():
+    clip = ClipRegion()
+    assert clip.weights([0.01, 10.0], [1.0, -1.0]) == pytest.approx([0.01, -10.0])
+    floored = ClipRegion(method="dual_clip")
+    assert floored.weights([2.9, 3.1, 0.5, 1.3], [-1.0, -1.0, -1.0, -1.0]) == pytest.approx(
+        [-2.9, 0, 0, -1.3]
+    )
+    assert floored.weights([1.1, 3.1], [1.0, 1.0]) == pytest.approx([1.1, 0])
+
+
+def test_clip_higher_changes_nothing_for_negative_advantages():
+    ppo, dapo = ClipRegion(method="ppo"), ClipRegion(method="dapo")
+    assert dead(ppo, -1) == dead(dapo, -1) == ppo.counts["negative"]["below"]
+    assert dead(ppo, 1) > dead(dapo, 1)
+
+
+def test_sapo_attenuates_by_a_hundredth_at_1_2_and_by_half_at_2_76():
+    clip = ClipRegion(method="sapo")
+    assert clip.weights([1.2], [1.0])[0] / 1.2 == pytest.approx(0.99, abs=1e-3)
+    assert clip.edges(1)[1] == pytest.approx(2.76, abs=5e-3)
+    half = clip.weights([clip.edges(1)[1]], [1.0])[0]
+    assert half == pytest.approx(clip.edges(1)[1] / 2, rel=1e-12)
+    assert "at ρ = 2.76 a token with A > 0 still pushes with 1.38, half" in clip.sentence
+    assert clip.weights([1.0, 1.0], [1.0, -1.0]) == pytest.approx([1, -1])
+    assert clip.dead == 0
+
+
+def test_cispo_holds_the_weight_and_never_silences():
+    clip = ClipRegion(method="cispo", eps_low=0.4, eps_high=0.28, advantage=-1.5)
+    ratios = np.array([0.1, 0.5, 0.9, 1.2, 1.9])
+    assert clip.curves(ratios)[1] == pytest.approx([-0.9, -0.9, -1.35, -1.8, -1.92])
+    step = 1e-6
+    ends = clip.curves(ratios * math.exp(step))[0] - clip.curves(ratios * math.exp(-step))[0]
+    assert ends / (2 * step) == pytest.approx(clip.curves(ratios)[1], rel=1e-6)
+    assert clip.curves([0.9])[0] == pytest.approx([-1.35])  # inside, it is PPO's ρA
+    assert clip.dead == 0
+
+
+def test_the_drawn_objective_has_the_drawn_weight_as_its_slope():
+    for method in METHODS:
+        clip = ClipRegion(method=method, advantage=-1.3)
+        left, right = clip.span
+        ratios = left + (right - left) * np.array([0.137, 0.317, 0.473, 0.561, 0.713, 0.931])
+        step = 1e-7
+        ends = clip.curves(ratios * math.exp(step))[0] - clip.curves(ratios * math.exp(-step))[0]
+        assert ends / (2 * step) == pytest.approx(clip.curves(ratios)[1], rel=1e-5, abs=1e-7)
+        inside = 1 + 1e-9
+        assert clip.curves([inside])[0] == pytest.approx([-1.3], rel=1e-6)  # touches the dotted
+
+
+def test_gspo_pushes_as_the_true_batch_of_sequences_does():
+    clip = ClipRegion(method="gspo")
+    ratios, advantages, _ = clip._columns()
+    logp = torch.from_numpy(ratios).log().reshape(32, 8).requires_grad_()
+    loss = surrogates.gspo(
+        logp,
+        torch.zeros_like(logp),
+        torch.from_numpy(advantages).reshape(32, 8)[:, :1],
+        torch.ones_like(logp),
+        **clip.knobs,
+    )
+    (gradient,) = torch.autograd.grad(-loss.sum(), logp)
+    weights = clip.weights(clip._ratios(), advantages)
+    assert weights == pytest.approx(gradient.numpy().ravel(), rel=1e-9, abs=1e-12)
+    lagging = (weights == 0) & (advantages > 0) & (ratios < 0.8)
+    assert lagging.any()  # behind, and yet not corrected, because its sequence is past the edge
+
+
+def test_the_epsilons_of_gspo_live_on_another_scale():
+    there = ClipRegion(method="gspo", eps_low=0.2, eps_high=0.28)
+    assert there.dead == 0
+    here = ClipRegion(method="ppo", eps_low=3e-4, eps_high=4e-4)
+    assert 0.4 < here.dead / 256 < 0.6
+
+
+def test_tokens_without_a_number_are_their_own_sequences():
+    pairs = [[1.5, 1.0], [0.9, 1.0], [0.5, -2.0]]
+    alone = ClipRegion(method="gspo", tokens=pairs)
+    assert alone._ratios().tolist() == pytest.approx([1.5, 0.9, 0.5])
+    joined = ClipRegion(method="gspo", tokens=[[*pair, 7] for pair in pairs])
+    assert joined._ratios() == pytest.approx([(1.5 * 0.9 * 0.5) ** (1 / 3)] * 3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_regions_cover_the_axis_and_tell_who_is_silent(method):
+    for sign in (1, -1):
+        clip = ClipRegion(method=method, sign="positive" if sign > 0 else "negative", dual_clip=1.1)
+        regions = clip.regions(sign)
+        assert (regions[0].low, regions[-1].high) == (0, math.inf)
+        assert all(one.high == other.low for one, other in itertools.pairwise(regions))
+        total = sum(clip.counts["positive" if sign > 0 else "negative"].values())
+        assert total == sum(1 for token in clip.tokens if token[1] * sign > 0)
+    assert clip.dead == dead(clip, 1) + dead(clip, -1)
+
+
+# --- methods ------------------------------------------------------------------------------------
+
+
+def test_every_method_stands_in_the_golden_file():
+    rows = json.loads((HERE / "golden/clip_region.json").read_text("utf-8"))
+    assert {row["state"]["method"] for row in rows} == set(METHODS)
+
+
+def test_the_papers_values_are_those_of_the_table_of_algorithms():
+    for key, method in METHODS.items():
+        row = ALGORITHMS["ppo" if key == "dual_clip" else key]
+        assert method.knobs == dict(row.knobs) | ({"dual_clip": 3.0} if key == "dual_clip" else {})
+
+
+@pytest.mark.parametrize("key", METHODS)
+def test_the_note_prints_the_values_in_use(key):
+    printed = {float(n) for n in re.findall(r"(?<![\d.])\d(?:\.\d+)?\b(?!\.)", METHODS[key].source)}
+    assert set(METHODS[key].knobs.values()) <= printed
+
+
+@pytest.mark.parametrize("key", METHODS)
+def test_choosing_a_method_sets_its_papers_values_and_reset_brings_them_back(key):
+    clip = ClipRegion(eps_low=0.5, eps_high=0.6, tau_pos=2.0, tau_neg=2.0, dual_clip=2.0)
+    assert clip.knobs == {"eps_low": 0.5, "eps_high": 0.6}
+    clip.method = "sapo" if key == "ppo" else "ppo"
+    clip.method = key
+    assert clip.knobs == METHODS[key].knobs
+    clip.eps_high, clip.tau_pos, clip.dual_clip = 0.4, 3.0, 1.5
+    clip.reset()
+    assert clip.knobs == METHODS[key].knobs
+    assert clip.off == {"eps_low", "eps_high", "tau_pos", "tau_neg", "dual_clip"} - set(clip.knobs)
+
+
+def test_a_lecture_offers_what_it_has_introduced():
+    clip = ClipRegion(methods=("dapo", "ppo"))
+    assert clip.method == "dapo"
+    with pytest.raises(ValueError, match="made with: dapo, ppo"):
+        clip.method = "sapo"
+    shown = [control["key"] for control in clip.controls if control["kind"] != "data"]
+    assert shown == ["method", "sign", "size", "eps_low", "eps_high", ""]
+    assert "tau_pos" in clip.state  # and yet the state is whole
+
+
+@pytest.mark.parametrize("methods", ["ppo", (), ("ppo", "trpo"), 3])
+def test_unknown_methods_are_refused(methods):
+    with pytest.raises(ValueError, match="expected one or more of: ppo, grpo, dapo, dual_clip"):
+        ClipRegion(methods=methods)
+
+
+def test_what_the_browser_sends_is_taken_as_it_is():
+    clip = ClipRegion()
+    clip.set_state({"method": "dapo", "eps_low": 0.25, "sign": "negative", "size": 2})
+    assert (clip.method, clip.eps_low, clip.eps_high, clip.advantage) == ("dapo", 0.25, 0.2, -2.0)
+
+
+def test_the_advantage_is_its_sign_and_its_size():
+    clip = ClipRegion(advantage=-1.5)
+    assert (clip.sign, clip.size, clip.advantage) == ("negative", 1.5, -1.5)
+    clip.advantage = 0.3
+    assert (clip.sign, clip.size) == ("positive", 0.3)
+
+
+# --- tokens -------------------------------------------------------------------------------------
+
+
+def test_default_tokens_are_seeded_and_fill_all_six_regions():
+    assert default_tokens() == default_tokens()
+    assert default_tokens() != default_tokens(seed=1)
+    for method in ("ppo", "grpo", "dapo", "gspo"):
+        clip = ClipRegion(method=method)
+        counts = [n for side in clip.counts.values() for n in side.values()]
+        assert sum(counts) == len(clip.tokens) == 256
+        assert min(counts) >= 16
+        assert "beyond" not in clip.sentence
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        torch.tensor([[1.5, 1.0], [0.5, -2.0]], requires_grad=True),
+        np.array([[1.5, 1.0], [0.5, -2.0]], dtype=np.float32),
+        [(1.5, 1), (0.5, -2)],
+    ],
+)
+def test_tokens_may_be_a_tensor_an_array_or_lists(tokens):
+    clip = ClipRegion()
+    clip.tokens = tokens
+    assert clip.tokens == [[1.5, 1.0], [0.5, -2.0]]
+    assert "silences 2 of 2 tokens (100.0 %) and keeps 0 %" in clip.sentence
+    with torch.no_grad():
+        assert clip.kept == 0
+
+
+def test_tokens_of_a_training_record():
+    record = load_record(RECORD)
+    clip = ClipRegion.from_record(record)
+    assert (clip.method, clip.knobs) == ("grpo", {"eps_low": 0.2, "eps_high": 0.2})
+    responses = [r for group in record.groups for r in group.responses]
+    assert len(clip.tokens) == sum(len(r.tokens) for r in responses)
+    assert len({token[2] for token in clip.tokens}) == len(responses)
+    first, token = responses[0], clip.tokens[0]
+    assert token[0] == pytest.approx(math.exp(first.updates[-1].logp[0] - first.logp_old[0]))
+    assert token[1] == first.advantages[0]
+    assert clip.dead > 0
+    before = ClipRegion.from_record(RECORD, update=0, methods=("dapo",))
+    assert (before.method, before.dead, round(before.kept, 6)) == ("dapo", 0, 1)
+    clip.tokens = tokens_of(record.take([0]))
+    assert len(clip.tokens) == sum(len(r.tokens) for r in record.groups[0].responses)
+    with pytest.raises(ValueError, match="update is 9; the record of step 50 has 4 updates"):
+        tokens_of(record, 9)
+
+
+REFUSED = [
+    ("eps_high", 1.5, "eps_high is 1.5; it must lie between 0.0001 and 1"),
+    ("eps_low", 0, "eps_low is 0; it must lie"),
+    ("eps_low", float("nan"), "eps_low is nan"),
+    ("tau_pos", -1, "tau_pos is -1; it must lie between 0.2 and 5"),
+    ("tau_neg", 0, "tau_neg is 0"),
+    ("dual_clip", 1, "dual_clip is 1; it must lie between 1.1"),
+    ("advantage", 0, "size lies between 0.1 and 3"),
+    ("advantage", -7, "size lies between 0.1 and 3"),
+    ("advantage", "much", "advantage is 'much'"),
+    ("method", "trpo", "made with: ppo, grpo, dapo"),
+    ("tokens", [], "tokens is empty"),
+    ("tokens", "text", "rows .* of numbers"),
+    ("tokens", [1.0, 2.0], r"shape \(2,\); expected \(tokens, 2\)"),
+    ("tokens", [[1.0, 2.0, 0, 4]], r"shape \(1, 4\)"),
+    ("tokens", [[1.0, 2.0], [1.0]], "rows"),
+    ("tokens", [[1.0, 2.0], [1.0, float("nan")]], r"tokens\[1\].*NaN"),
+    ("tokens", [[1.0, 2.0], [math.inf, 1.0]], r"tokens\[1\].*inf"),
+    ("tokens", [[1e300, 1.0]], "nothing is a ratio"),
+    ("tokens", [[1.0, 1.0], [-0.2, 1.0]], r"tokens\[1\].*take exp first"),
+    ("tokens", [[1.0, 1.0, 0.5]], "must be whole"),
+    ("tokens", torch.ones(5000, 2), "at most 4096"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), REFUSED)
+def test_bad_input_is_refused_with_a_message_and_changes_nothing(name, value, message):
+    clip = ClipRegion(method="dapo")
+    before = clip.state
+    with pytest.raises(ValueError, match=message):
+        setattr(clip, name, value)
+    assert clip.state == before
+    with pytest.raises(ValueError, match=message):
+        ClipRegion(**{name: value})
+
+
+def test_none_for_tokens_is_refused_later_and_means_the_default_batch_at_first():
+    assert ClipRegion(tokens=None).tokens == default_tokens()
+    with pytest.raises(ValueError, match=r"shape \(\)"):
+        ClipRegion().tokens = None
