@@ -51,7 +51,7 @@ ABOUT = {  # page → its name in the navigation
     "CHANGELOG.md": "Changelog",
 }
 LIBRARIES = ("policy_gradients", "toy_models")  # no page of their own, so their source is shown
-ROW = re.compile(r"^\| *\[?(\d\d) · ([^\]|]+?)(?:\]\([^)]*\))? *\|(.*)\|$", re.MULTILINE)
+ROW = re.compile(r"^\| *\[?(\d\d) · ([^\]|]+?)(?:\]\([^)]*\))? *\|(.*)\| *$", re.MULTILINE)
 
 
 # --- what the site is made of ---------------------------------------------------------------
@@ -65,10 +65,18 @@ def lectures() -> dict[int, str]:
 
 
 @functools.cache
-def announced() -> dict[int, tuple[str, str]]:
-    """Return number → (name, the other columns) of each row in the start page's tables."""
+def announced() -> dict[int, tuple[str, list[str]]]:
+    """Return number → (name, other columns) of the lectures in the start page's tables.
+
+    The columns of one that exists are question, minutes, and what to read before; of one that is
+    being written, question and what to read before.
+    """
     rows = ROW.findall((ROOT / START).read_text("utf-8"))
-    return {int(number): (name, rest) for number, name, rest in rows}
+    found = {int(n): (name, [text.strip() for text in rest.split("|")]) for n, name, rest in rows}
+    for number, path in lectures().items():
+        if number not in found or len(found[number][1]) != 3:
+            bootstrap.stop(f"{path} exists, but the table of what is ready in {START} lacks it")
+    return found
 
 
 @functools.cache
@@ -198,8 +206,8 @@ def write_library(name: str) -> None:
 def write_unwritten(title: str, numbers: list[int]) -> str:
     """Write the page that says what a part of the course lacks; return its path."""
     rows = [
-        f"| {number:02d} · {name} |{rest}|"
-        for number, (name, rest) in announced().items()
+        f"| {number:02d} · {name} | {' | '.join(columns)} |"
+        for number, (name, columns) in announced().items()
         if number in numbers
     ]
     table = "\n".join(["| lecture | question of the day | read before |", "|:--|:--|:--|", *rows])
@@ -215,7 +223,10 @@ def contents() -> dict:
     def entry(path: str, title: str) -> dict:
         return {"file": re.sub(r"\.(md|ipynb)$", "", path), "title": title}
 
-    parts = [("The course", [entry(START, "Plan of the course"), entry(NOTATION, "Notation")])]
+    course = [entry(START, "Plan of the course"), entry(NOTATION, "Notation")]
+    if GALLERY in notebooks():
+        course.append(entry(GALLERY, "Widget gallery"))
+    parts = [("The course", course)]
     for title, numbers in PARTS.items():
         ready = [number for number in numbers if number in lectures()]
         entries = [entry(lectures()[n], f"{n:02d} · {announced()[n][0]}") for n in ready]
@@ -228,11 +239,9 @@ def contents() -> dict:
             )
             entries.append(entry(write_unwritten(title, lacking), f"{span} · being written"))
         parts.append((title, entries))
-    rest = [path for path in notebooks() if path not in lectures().values()]
-    practice = [
-        entry(path, read(path).cells[0].source.split("\n")[0].lstrip("# ")) for path in rest
-    ]
-    parts.append(("Practice", practice))
+    homework = [path for path in notebooks() if path.startswith("homework/")]
+    titles = [read(path).cells[0].source.split("\n")[0].lstrip("# ") for path in homework]
+    parts.append(("Homework", [entry(*item) for item in zip(homework, titles, strict=True)]))
     for name in LIBRARIES:
         write_library(name)
     code = [entry(f"{name}/README.md", name) for name in LIBRARIES]
@@ -288,8 +297,7 @@ def cards() -> str:
     """Return a grid with one card per lecture that exists."""
     made = []
     for number, path in lectures().items():
-        name, rest = announced()[number]
-        question, minutes = [column.strip() for column in rest.split("|")][:2]
+        name, (question, minutes, _) = announced()[number]
         made.append(
             f":::{{grid-item-card}} {number:02d} · {name}\n:link: {path[: -len('.ipynb')]}\n"
             f":link-type: doc\n\n{question}\n\n*{minutes} minutes*\n:::"
