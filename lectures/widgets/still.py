@@ -9,6 +9,7 @@ import io
 import math
 import textwrap
 from collections.abc import Callable
+from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 import matplotlib.style
@@ -42,7 +43,10 @@ def fixed(value: float, digits: int) -> str:
 
 def brief(value: float) -> str:
     """At most four significant digits, no more than needed: 0.2, 0.0003, 1.05; as base.js does."""
-    return f"{value:.4g}".replace("-", "−")
+    number = Decimal(float(value))
+    last = Decimal(1).scaleb(number.adjusted() - 3)  # place of the fourth digit
+    rounded = number.quantize(last, ROUND_HALF_UP) if number else number
+    return f"{rounded.normalize():f}".replace("-", "−")
 
 
 def significant(value: float, digits: int) -> str:

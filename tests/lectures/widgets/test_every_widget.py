@@ -309,6 +309,21 @@ def test_the_colours_are_of_the_course_palette_and_the_same_in_both_languages():
         assert {light[name], dark[name]} <= course
 
 
+def test_brief_prints_what_the_browser_prints(tmp_path, missing):
+    if shutil.which("node") is None:
+        missing("node", "install nodejs to check the widgets' JavaScript")
+    values = [0, 0.2, 1.05, 1.0625, -1.0625, 9.99996, 0.0003, 0.00003, 12345, 1 / 3, -20.5]
+    module = tmp_path / "base.mjs"
+    module.write_text((base.FOLDER / "base.js").read_text("utf-8"), encoding="utf-8")
+    script = tmp_path / "print.mjs"
+    script.write_text(
+        'import { brief } from "./base.mjs";\n'
+        f"console.log(JSON.stringify({json.dumps(values)}.map(brief)));"
+    )
+    printed = subprocess.run(["node", script], capture_output=True, text=True, check=True).stdout
+    assert [still_pictures.brief(value) for value in values] == json.loads(printed)
+
+
 @pytest.mark.parametrize("share", np.linspace(-1, 1, 81))
 def test_numbers_on_the_diverging_scale_can_be_read(share):
     fill, ink = still_pictures.signed_color(share, 1.0)
