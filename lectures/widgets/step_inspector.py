@@ -81,11 +81,17 @@ def _as_given(value: Any) -> Any:
     return value
 
 
-def _whole(value: Any) -> int:
-    number = as_number("token", value)
-    if number != int(number) or number < 0:
-        raise InvalidValueError(f"token is {value!r}; it must be a whole number from 0 on")
-    return int(number)
+class _TokenOfThisRecord(Data):
+    """Which token's loss is written out."""
+
+    def validate(self, obj: "StepInspector", value: Any) -> int:
+        number = as_number("token", value)
+        if number != int(number) or not 0 <= number < obj.tokens:
+            raise InvalidValueError(
+                f"token is {value!r}; it must be a whole number, and this record has {obj.tokens} "
+                "tokens, from 0"
+            )
+        return int(number)
 
 
 class StepInspector(LectureWidget):
@@ -111,7 +117,7 @@ class StepInspector(LectureWidget):
     update = _UpdateOfThisRecord(4, "Update of the step", low=1, high=4, step=1, digits=0)
     show = Choice("weight", "Cells show", SHOWS)
     filter = Choice("all", "Filter", FILTERS)
-    token = Data(0, _whole)
+    token = _TokenOfThisRecord(0, _as_given)
     step = Data({}, _as_given)
     still_height = 600
     examples: ClassVar = [
@@ -148,16 +154,12 @@ class StepInspector(LectureWidget):
         step = view(shown) | {"rows": rows}
         if len(shown.groups) < len(whole.groups):
             step["source"] += f"; the first {len(shown.groups)} groups are drawn"
-        self.updates = len(step["logp"])
+        self.updates, self.tokens = len(step["logp"]), len(step["texts"])
         state = {"update": self.updates, **state}
         super().__init__(step=step, **chosen, **state)
         if "token" not in state:
             shown, largest = self._visible(), self._largest(self._row())
             self.token = largest if largest in shown or not shown else shown[0]
-        elif self.token >= len(step["texts"]):
-            raise InvalidValueError(
-                f"token is {self.token}; this record has {len(step['texts'])} tokens, from 0"
-            )
 
     @property
     def numbers(self) -> dict[str, Any]:
