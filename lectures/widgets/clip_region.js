@@ -120,7 +120,8 @@ function curve(state) {
   return (ratio) => {
     const { term, weight } = rule(ratio, advantage);
     if (state.method !== "cispo") return { objective: term + shift, weight };
-    return { objective: weight * (1 + Math.log((ratio * advantage) / weight)), weight };
+    const bounded = weight / advantage;
+    return { objective: weight * (1 + Math.log(ratio / bounded)), weight };
   };
 }
 
@@ -132,8 +133,10 @@ function ratiosOf({ method, tokens }) {
     const [sum, count] = sums.get(number) ?? [0, 0];
     sums.set(number, [sum + Math.log(ratio), count + 1]);
   }
-  const ratios = new Map([...sums].map(([number, [sum, count]]) => [number, Math.exp(sum / count)]));
-  return tokens.map(([, , number]) => ratios.get(number));
+  return tokens.map(([, , number]) => {
+    const [sum, count] = sums.get(number);
+    return Math.exp(sum / count);
+  });
 }
 
 // What the whole batch says: where its tokens stand, and how many lie in each region.
@@ -252,7 +255,7 @@ function batch(state) {
     return `In this batch the bound holds the weight of ${share(held)} and ${rest}`;
   }
   const last = summaryOf(state).rows[1].regions.at(-1);
-  const byFloor = last.name === "floored" ? `, ${last.tokens.length} of them by c,` : "";
+  const byFloor = last.name === "floored" ? `, ${last.tokens.length || "none"} of them by c,` : "";
   return `In this batch the clip silences ${share(dead)}${byFloor} and ${rest}`;
 }
 
@@ -296,12 +299,18 @@ const signColor = (sign) => (sign > 0 ? "var(--positive)" : "var(--negative)");
 const triangle = (x, y, sign, r) =>
   `M${(x - r).toFixed(1)} ${(y + 0.8 * sign * r).toFixed(1)}h${2 * r}l${-r} ${-1.6 * sign * r}z`;
 
-
 // What a region is called: on one line, shorter, on two lines.
 const NAMES = {
   dead: () => [["no gradient"], ["no", "gradient"]],
-  held: (bound) => [[`weight held at ${bound}·A`], [`held at ${bound}·A`], ["held at", `${bound}·A`]],
+  held: (bound) =>
+    [[`weight held at ${bound}·A`], [`held at ${bound}·A`], ["held at", `${bound}·A`]],
   damped: () => [["less than half"], ["less than", "half"]],
+};
+const FATES = {
+  live: "",
+  dead: " without gradient",
+  held: " with the weight held",
+  damped: " under half the weight",
 };
 const CURVE_NAMES = { sapo: ["gated", "no gate"], cispo: ["bounded", "no bound"] };
 
@@ -318,7 +327,7 @@ function plotOf(state, width) {
       .filter((region) => region.right > region.left);
   return {
     state, x, from, to, left, right, sign, rows, visible,
-    zones: visible(chosen), roomy: width >= 560, curve: curve(state), top: state.size * to,
+    zones: visible(chosen), roomy: width >= 560, curve: curve(state),
   };
 }
 
@@ -345,7 +354,8 @@ function samples({ from, to, zones }) {
   const tiny = (to - from) * 1e-6;
   const even = Array.from({ length: 81 }, (_, i) => from + ((to - from) * i) / 80);
   const bends = zones.slice(1).flatMap(({ low }) => [low - tiny, low + tiny]);
-  return [...even, ...bends].map((ratio) => clamp(ratio, Math.max(from, tiny), to)).sort((a, b) => a - b);
+  const all = [...even, ...bends].map((ratio) => clamp(ratio, Math.max(from, tiny), to));
+  return all.sort((a, b) => a - b);
 }
 
 // Top of a vertical axis for values up to `largest`: a whole number of the steps of `ticks`.
@@ -354,11 +364,12 @@ function axisTop(largest) {
   return Math.ceil(largest / step - 1e-9) * step;
 }
 
-// One of the two curve panels: `value` takes a ratio, [from, to] is the axis.
-function panel(plot, top, value, [low, high], ticksWanted, { named }) {
+// One of the two curve panels: `value` takes a ratio, `ends` are those of the axis, regions of the
+// kinds in `named` get their names.
+function panel(plot, { top, value, ends: [low, high], ticksWanted, named }) {
   const { state, left, right, sign, zones } = plot;
   const margin = 0.08 * (high - low);
-  const [bottom, ceiling] = [low - (sign > 0 || low > 0 ? margin : 0.5 * margin), high + margin];
+  const [bottom, ceiling] = [low - margin, high + margin];
   const y = (v) => top + (PANEL * (ceiling - v)) / (ceiling - bottom);
   const point = ([ratio, v]) => `${plot.x(ratio).toFixed(1)},${y(v).toFixed(1)}`;
   const points = (list) => list.map(point).join(" ");
@@ -491,7 +502,7 @@ function edgeLabels(plot) {
   const shown = zones.slice(1).map((zone) => ({ at: zone.left, label: values[zone.name] }));
   if (shown.length === 0) return [];
   const long = shown.map(({ label: [name, value] }) => name + value());
-  const gapOf = (labels) => Math.max(...labels.map((words) => 7 * words.replace("_", "").length + 10));
+  const gapOf = (labels) => 7 * Math.max(...labels.map((words) => words.length)) + 6;
   const fits = shown.length * gapOf(long) <= right - left;
   const labels = fits ? long : shown.map(({ label: [, value] }) => value());
   const gap = gapOf(labels);
@@ -519,7 +530,8 @@ function titles({ state, roomy }) {
     cispo: ["Integral of the weight (no objective in ρ)", "Integral of the weight"],
     sapo: ["Objective of one token (shifted to A at ρ = 1)", "Objective, A at ρ = 1"],
   }[state.method] ?? ["Objective of one token", "Objective of one token"];
-  const strip = state.method === "gspo" && roomy ? "Tokens at their sequence's ratio" : "Tokens of the batch";
+  const bySequence = state.method === "gspo" && roomy;
+  const strip = bySequence ? "Tokens at their sequence's ratio" : "Tokens of the batch";
   return [
     [OBJECTIVE_TOP, objective[roomy ? 0 : 1]],
     [WEIGHT_TOP, "Gradient weight (push)"],
@@ -528,23 +540,21 @@ function titles({ state, roomy }) {
 }
 
 function ratioAxis({ state, x, from, to, left, right, roomy }) {
-  const token = "token ratio ρ = π_θ / π_old";
-  const sequence = roomy ? "sequence ratio s, the geometric mean of its token ratios" : "sequence ratio s";
+  const sequence = `sequence ratio s${roomy ? ", the geometric mean of its token ratios" : ""}`;
   const marks = ticks(from, to).flatMap(({ value, label: words }) => [
     line(x(value), ROWS_BOTTOM, x(value), ROWS_BOTTOM + 5),
     text(x(value), ROWS_BOTTOM + 19, words, { anchor: "middle" }),
   ]);
-  const name = state.method === "gspo" ? sequence : token;
+  const name = state.method === "gspo" ? sequence : "token ratio ρ = π_θ / π_old";
   return [...marks, text((left + right) / 2, ROWS_BOTTOM + 38, name, { anchor: "middle" })];
 }
 
 // What is drawn, for someone who cannot see it.
 function about({ state, from, to, rows }) {
-  const what = { dead: " without gradient", held: " with the weight held", damped: " under half the weight", live: "" };
   const lists = rows.map(({ sign, regions: list }) => {
     const parts = list.map(({ name, kind, tokens }) => {
       const where = name === "floored" ? "beyond c" : name;
-      return `${tokens.length} ${where}${what[kind]}`;
+      return `${tokens.length} ${where}${FATES[kind]}`;
     });
     return `${SIGN_NAME[sign]}: ${parts.join(", ")}.`;
   });
@@ -557,27 +567,24 @@ function about({ state, from, to, rows }) {
 
 function draw(state, { width }) {
   const plot = plotOf(state, width);
-  const { x, sign, zones, roomy } = plot;
+  const { x, sign, zones, roomy, from, to } = plot;
   const advantage = advantageOf(state);
-  const signed = (top) => (sign > 0 ? [0, top] : [-top, 0]);
-  const zoomed = [plot.from * advantage, plot.to * advantage].sort((a, b) => a - b);
-  const gspoPlot = state.method === "gspo";
-  const range = signed(axisTop(plot.top));
+  const whole = [0, sign * axisTop(state.size * to)].sort((a, b) => a - b);
+  const zoomed = [from * advantage, to * advantage].sort((a, b) => a - b); // ε would not be seen
   const value = (key) => (ratio) => plot.curve(ratio)[key];
-  const rows = plot.rows.map((row, i) => tokenRow(plot, row, ROWS_TOP + i * ROW));
-  const edgesAt = bordersOf(plot, zones);
+  const objective = { top: OBJECTIVE_TOP, value: value("objective"), named: ["dead"] };
+  const weight = { top: WEIGHT_TOP, value: value("weight"), named: ["dead", "held", "damped"] };
+  const isZoomed = state.method === "gspo";
   return picture(
     width,
     HEIGHT,
     about(plot),
     hatching(),
-    panel(plot, OBJECTIVE_TOP, value("objective"), gspoPlot ? zoomed : range, gspoPlot ? 3 : 4, {
-      named: ["dead"],
-    }),
-    panel(plot, WEIGHT_TOP, value("weight"), range, 4, { named: ["dead", "held", "damped"] }),
+    panel(plot, { ...objective, ends: isZoomed ? zoomed : whole, ticksWanted: isZoomed ? 3 : 4 }),
+    panel(plot, { ...weight, ends: whole, ticksWanted: 4 }),
     line(x(1), OBJECTIVE_TOP, x(1), ROWS_BOTTOM),
-    ...edgesAt.map((at) => line(at, OBJECTIVE_TOP, at, ROWS_TOP, DASHED)),
-    ...rows,
+    ...bordersOf(plot, zones).map((at) => line(at, OBJECTIVE_TOP, at, ROWS_TOP, DASHED)),
+    ...plot.rows.map((row, i) => tokenRow(plot, row, ROWS_TOP + i * ROW)),
     ...(roomy ? legend(plot) : []),
     ...titles(plot).map(([top, title]) => text(LEFT, top - 6, title, { bold: true, halo: true })),
     ...edgeLabels(plot),

@@ -459,7 +459,7 @@ class ClipRegion(LectureWidget):
                 f"({fixed(100 * held / total, 1)} %) and {kept}"
             )
         floored = self.counts["negative"].get("floored")
-        by_floor = "" if floored is None else f", {floored} of them by c,"
+        by_floor = "" if floored is None else f", {floored or 'none'} of them by c,"
         return (
             f"In this batch the clip silences {self.dead} of {total} tokens "
             f"({fixed(100 * self.dead / total, 1)} %){by_floor} and {kept}"

@@ -10,7 +10,9 @@ const rows = JSON.parse(readFileSync(rowsPath, "utf8"));
 for (const { name, token, knobs, term, weight } of rows) {
   const actual = surrogates[name](token, knobs);
   const where = `${name} ${JSON.stringify(token)} ${JSON.stringify(knobs)}`;
-  assert.ok(Math.abs(actual.term - term) < 1e-9, `term of ${where}: ${actual.term}, not ${term}`);
-  assert.ok(Math.abs(actual.weight - weight) < 1e-9, `weight of ${where}: ${actual.weight}, not ${weight}`);
+  for (const [key, wanted] of Object.entries({ term, weight })) {
+    const near = Math.abs(actual[key] - wanted) < 1e-9;
+    assert.ok(near, `${key} of ${where}: ${actual[key]} instead of ${wanted}`);
+  }
 }
 console.log(`${rows.length} tokens agree`);
