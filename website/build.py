@@ -54,6 +54,10 @@ LIBRARIES = ("policy_gradients", "toy_models")  # no page of their own, so their
 ROW = re.compile(r"^\| *\[?(\d\d) · ([^\]|]+?)(?:\]\([^)]*\))? *\|(.*)\| *$", re.MULTILINE)
 
 
+def stop(sentence: str) -> None:
+    sys.exit(f"site: {sentence}")
+
+
 # --- what the site is made of ---------------------------------------------------------------
 
 
@@ -75,7 +79,7 @@ def announced() -> dict[int, tuple[str, list[str]]]:
     found = {int(n): (name, [text.strip() for text in rest.split("|")]) for n, name, rest in rows}
     for number, path in lectures().items():
         if number not in found or len(found[number][1]) != 3:
-            bootstrap.stop(f"{path} exists, but the table of what is ready in {START} lacks it")
+            stop(f"{path} exists, but the table of what is ready in {START} lacks it")
     return found
 
 
@@ -140,7 +144,7 @@ def link(target: str, here: str) -> str:
         name, path = f"{name.rstrip('/')}/README.md", path / "README.md"
     if path.as_posix() not in pages():
         if not (ROOT / path).exists():
-            bootstrap.stop(f"{here} links to {target}, which does not exist")
+            stop(f"{here} links to {target}, which does not exist")
         copy(path.as_posix(), path.as_posix())
     return name + (f"#{anchor}" if anchor else "")
 
@@ -336,7 +340,7 @@ def main() -> None:
         log.write_text(output, "utf-8")
         wrong = re.findall(r"^.*(?:WARNING|ERROR).*$", output, re.MULTILINE)
         first = wrong[0] if wrong else (output.splitlines() or ["no output"])[-1]
-        sys.exit(f"site: Jupyter Book failed: {first} (all of it is in {log})")
+        stop(f"Jupyter Book failed: {first} (all of it is in {log})")
     pages = WORK / "_build/html"
     shutil.copytree(WORK / EXTRA, pages, dirs_exist_ok=True)
     for template in pages.glob("_static/*.html"):  # the theme's own, of no use in a site

@@ -111,6 +111,36 @@ def test_a_page_brings_each_module_once_and_each_widget_has_its_own_place():
     assert re.findall(r'getElementById\("([^"]*)"\)', page) == places
 
 
+LISTENS = """export default { render({ model, el }) {
+  const seen = [];
+  const hear = () => seen.push(model.get("n"));
+  model.on("change:n", hear); model.set("n", 2);
+  model.off("change:n", hear); model.set("n", 3);
+  model.save_changes(); el.textContent = `${seen} ${model.get("n")} ${model.get("text")}`;
+} };"""
+FAILS = """export default { render({ el }) {
+  el.textContent = "half"; throw new Error("on purpose");
+} };"""
+
+
+@pytest.mark.browser
+def test_a_living_widget_takes_the_place_of_its_picture(page):
+    state = {"n": 1, "text": "</script>"}
+    page.set_content(freeze.live_widget("here", "listens", state, "<img alt='still'>", LISTENS))
+    page.get_by_text("2 3 </script>").wait_for()
+    assert page.locator("img").count() == 0
+
+
+@pytest.mark.browser
+def test_a_widget_that_fails_leaves_its_picture_and_says_so_in_the_console(chromium):
+    page = chromium.new_page()
+    with page.expect_console_message(lambda message: "on purpose" in message.text):
+        page.set_content(freeze.live_widget("here", "fails", {}, "<img alt='still'>", FAILS))
+    assert page.get_by_alt_text("still").count() == 1
+    assert "half" not in page.locator("body").inner_text()
+    page.close()
+
+
 def test_pictures_keep_their_words_and_texts_are_rewritten():
     picture = nbformat.v4.new_output(
         "display_data", {"image/png": "AA=="}, metadata={"image/png": {"alt": "a line", "width": 7}}
