@@ -350,9 +350,7 @@ const CSS = `
   }
   legend { padding: 0 4px; font-weight: 600; }
   .options { display: flex; flex-wrap: wrap; gap: 4px 14px; }
-  .options label {
-    display: inline-flex; align-items: center; gap: 5px; cursor: pointer; white-space: nowrap;
-  }
+  .options label { display: inline-flex; align-items: center; gap: 5px; cursor: pointer; }
   .positive { color: var(--positive); }
   .negative { color: var(--negative); }
   input { accent-color: var(--positive); margin: 0; }
