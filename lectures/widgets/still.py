@@ -20,7 +20,7 @@ from matplotlib.patheffects import withStroke
 from PIL import Image
 
 STILL_WIDTH = 960
-SCALE = 1.5  # image pixels per screen pixel
+SCALE = 1.6  # image pixels per screen pixel
 PANEL_WIDTH = 250
 PICTURE_WIDTH = STILL_WIDTH - PANEL_WIDTH - 16
 SENTENCE_LINE, CHARACTERS = 19, 132
@@ -130,7 +130,8 @@ class Still:
             self.figure = Figure(dpi=100 * SCALE, facecolor=PAPER, layout="none")
             self.draw(draw)
             self.figure.savefig(buffer, format="png")
-        image = Image.open(buffer).convert("RGB").quantize(64, dither=Image.Dither.NONE)
+        look = {"method": Image.Quantize.MAXCOVERAGE, "dither": Image.Dither.NONE}
+        image = Image.open(buffer).convert("RGB").quantize(128, **look)  # keeps rare colours
         small = io.BytesIO()
         image.save(small, format="png", optimize=True)
         return small.getvalue()

@@ -179,7 +179,7 @@ def test_still_picture_and_metadata_are_in_the_bundle(widget):
     assert VIEW in data
     assert data["text/plain"] == f"{widget.__name__}: {made.sentence}"
     picture = base64.b64decode(data["image/png"])
-    assert Image.open(io.BytesIO(picture)).width == 1440
+    assert Image.open(io.BytesIO(picture)).width == 1536
     assert len(picture) < 140_000
     assert metadata["policy_gradients_course"] == {"widget": widget.name, "state": made.state}
     assert json.loads(json.dumps(metadata)) == metadata

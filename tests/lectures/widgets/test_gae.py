@@ -1,0 +1,161 @@
+"""The GAE widget's facts, checked against other ways to compute them, and what it refuses."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lectures.widgets import Gae
+from lectures.widgets import gae as module
+from policy_gradients.advantages import gae
+from toy_models import exact
+from toy_models.sorting import inclusion_ordering_reward as partial_credit
+
+CRITICS = ("perfect", *module.CRITICS)
+
+
+def moments(skill, critic, error, *, gamma, lam):
+    """Bias² and variance from `gradient_moments`, and the toy's gradient."""
+    toy = module.sorter(skill)
+    policy = exact.skilled_policy(
+        exact.random_logits(3, 3, scale=0.3, seed=0), module.PROMPT, skill
+    )
+    values = module.critic_values(toy, critic, error, gamma)
+    rewards, done = torch.zeros_like(values), torch.zeros_like(values)
+    rewards[:, -1], done[:, -1] = toy.rewards, 1
+    advantages, _ = gae(rewards, values, done, gamma=gamma, lam=lam)
+    found = exact.gradient_moments(
+        policy, module.PROMPT, partial_credit, torch.ones_like, token_weights=advantages
+    )
+    gradient = exact.exact_gradient(policy, module.PROMPT, partial_credit)
+    return (found.mean - gradient).square().sum().item(), found.trace
+
+
+@pytest.mark.parametrize("critic", CRITICS)
+@pytest.mark.parametrize(("gamma", "lam"), [(1, 0), (1, 0.7), (0.8, 0.95), (0.5, 1)])
+def test_bias_and_variance_are_those_of_the_exact_laboratory(critic, gamma, lam):
+    toy = module.sorter(1.5)
+    values = module.critic_values(toy, critic, 0.7, gamma)
+    found = module.estimate(toy, values, gamma=gamma, lam=lam)
+    assert found == pytest.approx(moments(1.5, critic, 0.7, gamma=gamma, lam=lam), abs=1e-12)
+
+
+def test_the_perfect_critic_has_the_known_variances():
+    """V subtracted from the whole reward .533; reward minus V(s_t) .440; exact advantage .150."""
+    for skill, known in ((0, (0.533, 0.440, 0.150)), (4, (0.431, 0.439, 0.434))):
+        toy = module.sorter(skill)
+        broadcast = toy.values[:, :1].expand(-1, 3)
+        found = [
+            module.estimate(toy, broadcast, gamma=1, lam=1)[1],
+            module.estimate(toy, toy.values, gamma=1, lam=1)[1],
+            module.estimate(toy, toy.values, gamma=1, lam=0)[1],
+        ]
+        assert found == pytest.approx(known, abs=6e-4)
+
+
+@pytest.mark.parametrize("critic", CRITICS)
+@pytest.mark.parametrize("skill", [0, 2, 4])
+def test_whole_returns_are_unbiased_whatever_the_critic_says(critic, skill):
+    bias, _ = module.curves(skill, critic, 2.0, 1.0)[-1]
+    assert bias < 1e-24
+
+
+@pytest.mark.parametrize("skill", [0, 0.5, 2, 4])
+def test_a_perfect_critic_is_unbiased_at_every_lambda_and_calmest_at_zero(skill):
+    biases, variances = module.curves(skill, "perfect", 0.0, 1.0).T
+    assert biases.max() < 1e-24
+    assert (np.diff(variances) > 0).all()
+
+
+def test_an_offset_cancels_and_only_adds_noise():
+    biases, variances = module.curves(0, "offset", 1.0, 1.0).T
+    assert biases.max() < 1e-24
+    assert (variances > module.curves(0, "perfect", 1.0, 1.0)[:, 1]).all()
+
+
+@pytest.mark.parametrize("critic", ["noise", "zero"])
+@pytest.mark.parametrize("skill", [0, 2, 4])
+def test_errors_that_differ_bias_every_lambda_below_one(critic, skill):
+    biases = module.curves(skill, critic, 0.5, 1.0)[:, 0]
+    assert (biases[:-1] > 1e-9).all()
+    assert (np.diff(biases) < 0).all()
+
+
+@pytest.mark.parametrize("gamma", [0.99, 0.9, 0.5])
+def test_discounting_biases_the_perfect_critic_equally_at_every_lambda(gamma):
+    biases = module.curves(0, "perfect", 0.0, gamma)[:, 0]
+    assert biases.min() > 1e-9
+    assert np.ptp(biases) < 1e-12
+
+
+def test_the_perfect_critic_of_a_discounted_problem_is_the_discounted_value():
+    """Its one-step error has mean zero in every state, which defines the value."""
+    toy, gamma = module.sorter(1.0), 0.8
+    values = module.critic_values(toy, "perfect", 0.0, gamma)
+    following = torch.cat([gamma * values[:, 1:], toy.rewards[:, None]], 1)
+    errors = toy.probs[:, None] * (following - values)
+    for state in toy.states.unique():
+        assert errors[toy.states == state].sum().abs() < 1e-12
+
+
+def test_an_untrained_critic_at_lambda_one_is_no_baseline():
+    assert module.curves(0, "zero", 0.5, 1.0)[-1, 1] == pytest.approx(23.24, abs=5e-3)
+
+
+def test_the_pattern_of_the_noise_has_size_one():
+    toy = module.sorter(0)
+    wrong = module.critic_values(toy, "noise", 0.5, 1.0) - toy.values
+    by_state = [wrong[toy.states == state].unique().item() for state in range(13)]
+    assert math.sqrt(np.mean(np.square(by_state))) == pytest.approx(0.5)
+
+
+def test_more_answers_call_for_a_larger_lambda():
+    """The lesson of the two first buttons."""
+    best = [Gae(answers=n).numbers["other"]["best"] for n in (1, 4, 16, 256, 1024)]
+    assert best == sorted(best)
+    assert best[0] < 0.9
+    assert best[-1] >= 0.99
+
+
+def test_the_best_lambda_is_the_lowest_point():
+    for changes in Gae.examples:
+        made = Gae(**changes)
+        for critic, key in (("perfect", "perfect"), (made.critic, "other")):
+            biases, variances = module.curves(made.skill, critic, made.error, made.gamma).T
+            found = made.numbers[key]
+            assert found["best_error"] == pytest.approx((biases + variances / made.answers).min())
+            assert found["error"] >= found["best_error"] - 1e-12 or made.lam not in module.LAMBDAS
+
+
+def test_the_sentence_gives_the_reason():
+    for changes, words in (
+        ({}, "bias at every λ below 1"),
+        ({"critic": "zero"}, "bias at every λ below 1"),
+        ({"lam": 1}, "a mere baseline"),
+        ({"critic": "offset"}, "no bias, only noise"),
+        ({"error": 0}, "without error"),
+        ({"gamma": 0.99, "lam": 1}, "biases even the perfect critic"),
+    ):
+        assert words.lower() in Gae(**changes).sentence.lower()
+
+
+def test_an_untrained_critic_has_no_size_of_its_error():
+    assert Gae(critic="zero").off == {"error"}
+    assert Gae().off == set()
+
+
+def test_what_is_refused_changes_nothing():
+    made = Gae()
+    before = made.state
+    for name, wrong, words in (
+        ("critic", "good", "made with: noise, offset, zero"),
+        ("lam", 1.01, "between 0 and 1"),
+        ("gamma", 0.4, "between 0.5 and 1"),
+        ("answers", 0, "between 1 and 1024"),
+        ("error", -0.1, "between 0 and 2"),
+        ("skill", "high", "expected a number"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            setattr(made, name, wrong)
+        assert made.state == before
