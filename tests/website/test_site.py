@@ -126,6 +126,12 @@ def keep(page, name: str) -> None:
     page.screenshot(path=ARTIFACTS / f"site_{name}.png")
 
 
+CUT_OFF = """
+() => [...document.querySelectorAll("div.math > mjx-container")].filter(
+  (formula) => formula.getBoundingClientRect().left
+    < formula.parentElement.getBoundingClientRect().left - 1,
+).length
+"""
 LIVE = "lectures/03_ratios_and_clipping.html"
 
 
@@ -140,6 +146,7 @@ def test_every_page_opens_without_an_error_and_its_mathematics_is_typeset(page, 
         for width in (1280, 400):
             page.set_viewport_size({"width": width, "height": 900})
             assert page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0
+            assert page.evaluate(CUT_OFF) == 0  # what is too wide can be scrolled to its beginning
         if path.name == "01_policy_gradient.html":
             assert page.locator("mjx-container").count() > 100
 
