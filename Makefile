@@ -34,9 +34,10 @@ grade: setup ## grade a folder of submissions: make grade HW=hw1_policy_gradient
 site: setup ## build the course as pages that open from disk: build/site/index.html
 	@$(RUN) -m website.build
 
-bench: setup ## measure speed (needs `pip install trl==1.16.0` for the comparison with TRL)
+bench: setup ## measure speed (`pip install trl==1.16.0` for TRL's part, chromium for the widgets')
 	@$(RUN) -m benchmarks.toy_loop
 	@$(RUN) -m benchmarks.trainer_step
+	@$(RUN) -m benchmarks.widget_latency
 
 lint: setup ## check style with ruff
 	@$(RUN) -m ruff check . && $(RUN) -m ruff format --check .

@@ -1,8 +1,9 @@
-"""Run the lecture notebooks from fresh kernels and print a table of seconds.
+"""Run the lectures and the widget gallery from fresh kernels and print a table of seconds.
 
     python -m lectures.execute                   # run all, keep nothing
     python -m lectures.execute 01 03 --out DIR   # run two, write the executed copies to DIR
     python -m lectures.execute 01 --write        # run one and commit its outputs in place
+    python -m lectures.execute widget            # the gallery
 
 A saved notebook holds no widget view (a code host would show an error there): each widget's
 output keeps its still picture, and its module name and state in the output's own metadata.
@@ -24,11 +25,11 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 def lecture_paths(names: list[str]) -> list[Path]:
     """Return the notebooks whose file name starts with one of `names` (all without names)."""
-    paths = sorted(LECTURES.glob("[0-9][0-9]_*.ipynb"))
+    paths = [*sorted(LECTURES.glob("[0-9][0-9]_*.ipynb")), LECTURES / "widget_gallery.ipynb"]
     unknown = [name for name in names if not any(p.name.startswith(name) for p in paths)]
     if unknown:
         known = ", ".join(p.stem for p in paths)
-        raise SystemExit(f"no lecture starts with {', '.join(unknown)}; there are: {known}")
+        raise SystemExit(f"no notebook starts with {', '.join(unknown)}; there are: {known}")
     return [p for p in paths if not names or any(p.name.startswith(name) for name in names)]
 
 
@@ -70,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     failures = 0
-    print(f"{'lecture':<40} {'seconds':>8}", flush=True)
+    print(f"{'notebook':<40} {'seconds':>8}", flush=True)
     for path in lecture_paths(options.names):
         notebook, seconds, error = run(path)
         print(f"{path.stem:<40} {seconds:8.1f}{'' if error is None else '  FAILED'}", flush=True)

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 import policy_gradients
+from lectures import widgets
 
 ROOT = Path(__file__).resolve().parents[2]
 LECTURES = sorted((ROOT / "lectures").glob("[0-9][0-9]_*.ipynb"))
+GALLERY = ROOT / "lectures" / "widget_gallery.ipynb"
 HANDED_OUT = sorted(p for r in ("homework", "solutions") for p in (ROOT / r).glob("*/*.ipynb"))
 MACHINE_PATH = re.compile(r"(/home/|/root/|/tmp/|/Users/|[A-Z]:\\\\)")
 lecture = pytest.mark.parametrize("path", LECTURES, ids=lambda p: p.stem)
-notebook = pytest.mark.parametrize("path", [*LECTURES, *HANDED_OUT], ids=lambda p: p.stem)
+executed = pytest.mark.parametrize("path", [*LECTURES, GALLERY], ids=lambda p: p.stem)
+notebook = pytest.mark.parametrize("path", [*LECTURES, GALLERY, *HANDED_OUT], ids=lambda p: p.stem)
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +61,7 @@ def test_no_paths_of_a_machine(path):
     assert str(ROOT) not in text
 
 
-@lecture
+@executed
 def test_committed_from_one_clean_run(path):
     code = cells(path, "code")
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
@@ -66,7 +69,21 @@ def test_committed_from_one_clean_run(path):
     assert [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"] == []
 
 
-@lecture
+def test_the_gallery_shows_every_widget_and_reads_it():
+    """Each has its text, its picture and a cell that reads what was set, in this order."""
+    rows = {cell["id"]: cell for cell in read(GALLERY)["cells"]}
+    for name in widgets.__all__:
+        own = getattr(widgets, name).name.replace("_", "-")
+        first = list(rows).index(f"{own}-text")
+        assert list(rows)[first : first + 3] == [f"{own}-text", own, f"{own}-read"]
+        assert "**Predict.**" in source(rows[f"{own}-text"])
+        (shown,) = rows[own]["outputs"]
+        assert shown["metadata"]["policy_gradients_course"]["widget"] == getattr(widgets, name).name
+        (value,) = rows[f"{own}-read"]["outputs"]
+        assert value["output_type"] == "execute_result"
+
+
+@executed
 def test_saved_without_widget_state(path):
     text = read(path)
     assert "widgets" not in text["metadata"]
@@ -94,7 +111,7 @@ def test_claims_are_asserted(path):
     assert sum("assert" in source(cell) for cell in cells(path, "code")) >= 4
 
 
-@lecture
+@executed
 def test_no_two_code_cells_in_a_row_without_something_to_see(path):
     rows = read(path)["cells"]
     silent = [
@@ -105,7 +122,7 @@ def test_no_two_code_cells_in_a_row_without_something_to_see(path):
     assert silent == []
 
 
-@lecture
+@executed
 def test_pictures_have_words_beside_them(path):
     """Alt text travels in the output itself, so that nobody depends on seeing the picture."""
     for cell in cells(path, "code"):
@@ -122,7 +139,7 @@ def test_links_lead_somewhere(path):
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
-@lecture
+@executed
 def test_tags_that_are_referred_to_exist(path):
     known = {tag for other in LECTURES for tag in tags(other)}
     referred = set(

@@ -1,0 +1,406 @@
+"""The widgets where a learner meets them: JupyterLab, a kernel, the gallery and lecture 03.
+
+Every control is moved by keyboard and by mouse; picture, sentence and the kernel's value must
+follow. Screenshots are kept in test-artifacts/. `jupyterlab`, `open_notebook` and `run_all` serve
+the benchmark as well.
+"""
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from lectures import widgets as course_widgets
+from lectures.widgets.still import shown
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[3]
+ARTIFACTS = ROOT / "test-artifacts"
+PATIENCE = 60  # seconds: a busy machine is slow, not broken
+WIDGETS = {name: getattr(course_widgets, name) for name in course_widgets.__all__}
+NOTEBOOKS = ("widget_gallery", "03_ratios_and_clipping")
+
+# JupyterLab's keys for a selected cell: insert, cut, copy, paste, delete, change, merge, undo,
+# interrupt and restart, run, move.
+COMMAND_KEYS = (
+    *"abccvxzyrm1sl",
+    *("d", "d", "i", "i", "0", "0", "Shift+M", "Shift+L", "Shift+Enter", "Control+Enter"),
+    *("Alt+Enter", "Shift+ArrowDown", "Control+Shift+ArrowDown", "Escape"),
+)
+
+
+# --- JupyterLab ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def jupyterlab(home: Path, notebooks: dict[str, nbformat.NotebookNode]):
+    """Run JupyterLab over `notebooks` (name → notebook), with no settings of the user's own."""
+    folder = home / "notebooks"
+    folder.mkdir()
+    for name, notebook in notebooks.items():
+        nbformat.write(notebook, folder / f"{name}.ipynb")
+    settings = home / "config/lab/user-settings/@jupyterlab/apputils-extension"
+    settings.mkdir(parents=True)
+    quiet = {"fetchNews": "false", "checkForUpdates": False}
+    (settings / "notification.jupyterlab-settings").write_text(json.dumps(quiet))
+    environment = os.environ | {
+        "JUPYTER_CONFIG_DIR": str(home / "config"),
+        "JUPYTER_DATA_DIR": str(home / "data"),
+        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
+        "IPYTHONDIR": str(home / "ipython"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
+    command += ["--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", "--IdentityProvider.token="]
+    command += [f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"]
+    with (home / "log").open("w") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            yield _address(server, home / "runtime", home / "log")
+        finally:
+            server.terminate()
+            try:
+                server.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def _address(server: subprocess.Popen, runtime: Path, log: Path) -> str:
+    """Wait until JupyterLab has written down where it listens."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise RuntimeError(f"JupyterLab ended with {server.returncode}:\n{log.read_text()}")
+        for path in runtime.glob("jpserver-*.json"):
+            text = path.read_text()
+            if text.endswith("}"):
+                return json.loads(text)["url"]
+        time.sleep(0.1)
+    raise RuntimeError(f"JupyterLab did not come up:\n{log.read_text()}")
+
+
+def open_notebook(page, address: str, name: str) -> None:
+    page.goto(f"{address}lab/tree/{name}.ipynb?reset")  # no other notebook beside it
+    session = "window.jupyterapp?.shell.currentWidget?.sessionContext?.session"
+    page.wait_for_function(f"{session}?.kernel?.status === 'idle'")  # else it asks which kernel
+
+
+def run_all(page) -> None:
+    page.evaluate("() => jupyterapp.commands.execute('notebook:run-all-cells')")
+
+
+NOTEBOOK = "jupyterapp.shell.currentWidget.content"
+CELLS = f"() => {NOTEBOOK}.model.sharedModel.toJSON().cells"
+
+# Runs code in the notebook's kernel without a cell; returns what it printed.
+ASK = """
+async (code) => {
+  const { kernel } = jupyterapp.shell.currentWidget.sessionContext.session;
+  const future = kernel.requestExecute({ code, store_history: false });
+  let printed = "";
+  future.onIOPub = ({ content }) => { printed += content.text ?? ""; };
+  const { content } = await future.done;
+  if (content.status !== "ok") throw new Error(`${content.ename}: ${content.evalue}`);
+  return printed;
+}
+"""
+
+DEEP_FOCUS = """
+(control) => {
+  let at = document.activeElement;
+  while (at?.shadowRoot?.activeElement) at = at.shadowRoot.activeElement;
+  return at === control;
+}
+"""
+
+
+class Shown:
+    """One widget on the page of a notebook, and the variable that holds it in the kernel."""
+
+    def __init__(self, page, cell: int, variable: str):
+        self.page, self.variable = page, variable
+        self.cell = page.locator(".jp-Notebook .jp-Cell").nth(cell)
+        self.root = self.cell.locator(".widget")
+        self.picture, self.result = self.root.locator(".picture"), self.root.locator(".result")
+        self.controls = self.root.locator(".controls :is(input, select, button)")
+
+    def ask(self, expression: str):
+        code = f"import json; print(json.dumps({expression.replace('VAR', self.variable)}))"
+        return json.loads(self.page.evaluate(ASK, code))
+
+    def tell(self, code: str) -> None:
+        self.page.evaluate(ASK, code.replace("VAR", self.variable))
+
+    def state(self) -> dict:
+        shown = "c['key']: getattr(VAR, c['key']) for c in VAR.controls"
+        return self.ask(f"{{{shown} if c['key'] and c['kind'] != 'data'}}")
+
+    def keys(self) -> list[tuple[dict, int]]:
+        """For each element in `controls`: what Python declared, and which part of it it is."""
+        parts = {"slider": lambda c: 1, "sliders": lambda c: len(c["names"])}
+        parts |= {
+            "toggle": lambda c: 1,
+            "presets": lambda c: len(c["options"]),
+            "data": lambda c: 0,
+        }
+        parts["choice"] = lambda c: 1 if c["menu"] else len(c["options"])
+        return [(c, i) for c in self.ask("VAR.controls") for i in range(parts[c["kind"]](c))]
+
+    def until(self, expression: str, holds) -> None:
+        """Ask until the kernel's answer is right: what a learner moved takes a moment to arrive."""
+        from playwright.sync_api import expect
+
+        expect(self.root).not_to_have_attribute("data-unsent", "")
+        deadline = time.monotonic() + PATIENCE
+        while not holds(answer := self.ask(expression)):
+            if time.monotonic() > deadline:
+                pytest.fail(f"{expression} is {answer!r}; the page says {self.words()!r}")
+
+    def settles(self, key: str, value) -> None:
+        self.until(f"VAR.{key}", lambda heard: heard == value)
+
+    def agrees(self) -> None:
+        """The page says what the kernel says."""
+        self.until("VAR.sentence", lambda sentence: sentence == self.words())
+
+    def words(self) -> str:
+        return self.result.text_content().replace("\u00a0", " ")
+
+    def use(self, changes: dict) -> None:
+        """Set the widget from Python to an example's state; the picture must follow."""
+        made = f"type(VAR)(**json.loads({json.dumps(changes)!r}))"
+        self.tell(f"import json\nwanted = {made}.state\ndel wanted['controls']")
+        for _ in range(2):  # setting one may set others
+            self.tell("for key, value in wanted.items():\n    setattr(VAR, key, value)")
+        self.agrees()
+
+
+def expected_value(control: dict, part: int, element, before: dict):
+    """The value that the kernel must hear, from what the moved element shows."""
+    if control["kind"] == "toggle":
+        return element.is_checked()
+    if control["kind"] == "choice":
+        return element.input_value()
+    number = float(element.input_value())
+    if control["stops"]:
+        number = control["stops"][round(number)]
+    assert element.get_attribute("aria-valuetext") == shown(control, number)
+    if control["kind"] == "slider":
+        return number
+    return [number if i == part else old for i, old in enumerate(before[control["key"]])]
+
+
+def by_keyboard(page, element, kind: str) -> None:
+    element.focus()
+    if kind == "range":
+        at_end = float(element.input_value()) >= float(element.get_attribute("max"))
+        page.keyboard.press("ArrowLeft" if at_end else "ArrowRight")
+    elif kind == "select-one":
+        last = element.evaluate("(menu) => menu.selectedIndex === menu.options.length - 1")
+        page.keyboard.press("ArrowUp" if last else "ArrowDown")
+    else:
+        page.keyboard.press("Enter" if kind == "button" else "Space")
+
+
+def by_mouse(page, element, kind: str) -> None:
+    if kind == "range":
+        low, high = (float(element.get_attribute(name)) for name in ("min", "max"))
+        now = float(element.input_value())
+        share = 0.7 if now < (low + high) / 2 else 0.3
+        element.scroll_into_view_if_needed()
+        box = element.bounding_box()
+        page.mouse.click(box["x"] + share * box["width"], box["y"] + box["height"] / 2)
+    elif kind == "select-one":  # its list is drawn by the system and cannot be clicked from here
+        chosen = element.input_value()
+        values = element.locator("option").evaluate_all("(all) => all.map((o) => o.value)")
+        element.select_option(next(value for value in values if value != chosen))
+    else:
+        element.click()
+
+
+def move_every_control(page, widget: Shown, cls) -> None:
+    """By keyboard and by mouse, each in the first example in which it does something."""
+    waiting = dict(enumerate(widget.keys()))
+    for changes in cls.examples:
+        if any(isinstance(value, Path) for value in changes.values()):
+            continue  # a widget over another record, not a state of this one
+        off = cls(**changes).off
+        now = [i for i, (control, _) in waiting.items() if control["key"] not in off]
+        if now:
+            widget.use(changes)
+        for i in now:
+            if widget.controls.nth(i).is_disabled():  # switched off by one moved before
+                widget.use(changes)
+            for move in (by_keyboard, by_mouse):
+                move_one(page, widget, i, *waiting[i], move)
+            del waiting[i]
+    assert waiting == {}
+
+
+def move_one(page, widget: Shown, i: int, control: dict, part: int, move) -> None:
+    element = widget.controls.nth(i)
+    kind = element.evaluate("(node) => node.type")
+    if kind == "radio" and element.is_checked():  # first choose another one
+        if len(control["options"]) == 1:
+            return
+        other = 1 if part == 0 else 0
+        widget.controls.nth(i - part + other).check()
+        widget.settles(control["key"], control["options"][other]["value"])
+    before = widget.state()
+    seen = (widget.picture.inner_html(), widget.words())
+    move(page, element, kind)
+    if control["kind"] == "presets":
+        changes = control["options"][part]["changes"]
+        for key, value in (changes or {}).items():
+            widget.settles(key, value)
+    else:
+        value = expected_value(control, part, element, before)
+        assert value != before[control["key"]], control["key"]
+        widget.settles(control["key"], value)
+        assert (widget.picture.inner_html(), widget.words()) != seen, control["key"]
+    widget.agrees()
+
+
+def press_the_command_keys(page, widget: Shown) -> None:
+    """On one control of every kind. No cell may change; the control keeps the focus."""
+    cells = page.evaluate(CELLS)
+    kinds = widget.controls.evaluate_all("(all) => all.map((n) => n.disabled ? '' : n.type)")
+    for kind in dict.fromkeys(kinds):
+        if not kind:
+            continue
+        element = widget.controls.nth(kinds.index(kind))
+        for key in (*COMMAND_KEYS, "ArrowDown", "ArrowUp", "Home", "End", "PageDown", "Enter"):
+            element.focus()
+            page.keyboard.press(key)
+        page.keyboard.press("Escape")
+        assert element.evaluate(DEEP_FOCUS) or kind == "radio"  # arrows have moved on
+        assert page.locator(".jp-Dialog").count() == 0
+    assert page.evaluate(CELLS) == cells
+
+
+# --- the tests -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory, chromium):
+    """The address of a JupyterLab with copies of the gallery and lecture 03."""
+    notebooks = {
+        name: nbformat.read(ROOT / "lectures" / f"{name}.ipynb", as_version=4) for name in NOTEBOOKS
+    }
+    with jupyterlab(tmp_path_factory.mktemp("lab"), notebooks) as address:
+        yield address
+
+
+def widget_cells(page) -> dict[str, tuple[int, str]]:
+    """Cell id → (index, variable) of the cells whose last line shows a widget of the course."""
+    found = {}
+    for i, cell in enumerate(page.evaluate(CELLS)):
+        outputs = cell.get("outputs", [])
+        if any("policy_gradients_course" in o.get("metadata", {}) for o in outputs):
+            found[cell["id"]] = (i, "".join(cell["source"]).strip().splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.timeout(600)
+def test_every_control_moves_picture_sentence_and_kernel(name, lab, page):
+    """One long way through a notebook, because opening and running it takes most of the time."""
+    open_notebook(page, lab, name)
+    stills_before_anything_is_run(page)
+    run_all(page)
+    outputs = [o for cell in page.evaluate(CELLS) for o in cell.get("outputs", [])]
+    assert [o for o in outputs if o["output_type"] == "error"] == []
+    widgets = {}
+    for i, variable in widget_cells(page).values():
+        widget = Shown(page, i, variable)
+        cls = WIDGETS[widget.ask("type(VAR).__name__")]
+        widget.root.scroll_into_view_if_needed()
+        widget.agrees()
+        widgets[cls] = widget
+    if name == "widget_gallery":
+        assert set(widgets) == set(WIDGETS.values())
+        pictures(page, widgets, "")
+
+    before = identity(page)
+    for cls, widget in widgets.items():
+        widget.root.scroll_into_view_if_needed()
+        move_every_control(page, widget, cls)
+        press_the_command_keys(page, widget)
+    assert identity(page) == before
+
+    if name == "widget_gallery":
+        for cls, widget in widgets.items():
+            read_in_a_cell(page, widget, cls.name.replace("_", "-") + "-read")
+        pictures_in_the_dark(page, widgets)
+
+
+def identity(page) -> list:
+    """What no key may change: the cells and the kernel."""
+    cells = page.evaluate(CELLS)
+    kernel = "() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.id"
+    return [
+        page.evaluate(kernel),
+        *([cell["cell_type"], cell["id"], cell["source"]] for cell in cells),
+        *(cell["execution_count"] for cell in cells if cell["cell_type"] == "code"),
+    ]
+
+
+def stills_before_anything_is_run(page) -> None:
+    from playwright.sync_api import expect
+
+    cells = widget_cells(page)
+    assert cells
+    for i, _ in cells.values():
+        cell = page.locator(".jp-Notebook .jp-Cell").nth(i)
+        cell.scroll_into_view_if_needed()
+        expect(cell.locator(".jp-OutputArea img")).to_be_visible()
+    assert "not found" not in page.locator(".jp-Notebook").inner_text()
+    assert page.locator(".widget").count() == 0
+
+
+def pictures(page, widgets: dict, ending: str) -> None:
+    ARTIFACTS.mkdir(exist_ok=True)
+    for cls, widget in widgets.items():
+        widget.root.scroll_into_view_if_needed()
+        widget.root.screenshot(path=ARTIFACTS / f"{cls.name}{ending}.png")
+    page.screenshot(path=ARTIFACTS / f"jupyterlab{ending}.png")
+
+
+def pictures_in_the_dark(page, widgets: dict) -> None:
+    from playwright.sync_api import expect
+
+    theme = "'apputils:change-theme', { theme: 'JupyterLab Dark' }"
+    page.evaluate(f"() => jupyterapp.commands.execute({theme})")
+    for widget in widgets.values():
+        expect(widget.root).to_have_class("widget dark")
+    expect(page.locator("#jupyterlab-splash")).to_have_count(0)
+    pictures(page, widgets, "_dark")
+
+
+def read_in_a_cell(page, widget: Shown, cell_id: str) -> None:
+    """Run the gallery's cell that reads a widget's values, with a learner's keys."""
+    from playwright.sync_api import expect
+
+    cells = page.evaluate(CELLS)
+    (i,) = [i for i, cell in enumerate(cells) if cell["id"] == cell_id]
+    cell = page.locator(".jp-Notebook .jp-Cell").nth(i)
+    prompt = cell.locator(".jp-InputPrompt").first
+    before = f"[{cells[i]['execution_count']}]:"
+    expect(prompt).to_have_text(before)  # not waiting or running already
+    cell.locator(".cm-content").click()
+    page.keyboard.press("Control+Enter")
+    expect(prompt).not_to_have_text(before)
+    expect(prompt).to_have_text(re.compile(r"^\[\d+\]:$"))
+    (output,) = page.evaluate(CELLS)[i]["outputs"]
+    read = widget.ask(f"repr(({''.join(cells[i]['source'])}))")
+    assert "".join("".join(output["data"]["text/plain"]).split()) == "".join(read.split())
