@@ -96,7 +96,7 @@ def inputs() -> list[Path]:
     pages = [ROOT / name for name in (START, NOTATION, *ABOUT, *notebooks())]
     own = [path for path in HERE.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     libraries = [path for name in LIBRARIES for path in (ROOT / name).glob("*.py")]
-    widgets = (ROOT / "lectures/widgets").glob("*.js")
+    widgets = [*(ROOT / "lectures/widgets").glob("*.js"), ROOT / "lectures/widgets/base.py"]
     return sorted({*pages, *own, *libraries, *widgets, *(ROOT / "lectures/images").glob("*")})
 
 
