@@ -29,7 +29,15 @@ const SHARE = {
 };
 
 export const rowOf = ({ rows }, key) => rows.find((row) => row.key === key) ?? rows[0];
-const responseAt = ({ responses }, token) => responses.findIndex(({ span }) => token < span[1]);
+
+// Which response a token belongs to; found once for each record.
+const places = new WeakMap();
+function responseAt({ responses }, token) {
+  if (!places.has(responses)) {
+    places.set(responses, responses.flatMap(({ span: [from, to] }, i) => Array(to - from).fill(i)));
+  }
+  return places.get(responses)[token];
+}
 
 const advantageOf = (step, row, token) =>
   row.advantages[row.per_token ? token : responseAt(step, token)];
@@ -55,7 +63,7 @@ export function terms({ step, algorithm, update }, token) {
   const given = row.weights[update - 1][token];
   const gate = row.gates[update - 1][token];
   const out = step.groups[group].discarded || row.dropped.includes(group);
-  const found = { row, response, group, logp, old, ratio, advantage, given, gate, out, from, to };
+  const found = { token, row, response, group, logp, old, ratio, advantage, given, gate, out, from, to };
   if (!row.formula || out) return { ...found, weight: out ? 0 : given };
 
   const logRatios = logps.slice(from, to).map((x, i) => x - step.old[from + i]);
@@ -176,6 +184,7 @@ function num(value) {
   const [digits, power] = value.toExponential(3).split("e");
   return `${String(Number(digits)).replace("-", "−")} × 10^{${String(Number(power)).replace("-", "−")}}`;
 }
+const bound = (value) => String(Number(value.toFixed(6))).replace("-", "−"); // 1.0004, not 1
 const inside = (value) => (value < 0 ? `(${num(value)})` : num(value));
 
 // The advantage in its own numbers, where the browser knows the formula.
@@ -191,8 +200,11 @@ function advantageLine(state, found) {
   const std = Math.sqrt(sum(scores.map((x) => (x - mean) ** 2)) / (size - 1));
   const value = num(advantage);
   if (row.advantage === "critic") {
-    const kl = row.penalty > 0 ? " − β Σ KL from here on" : "";
-    return `A_{t} = r${kl} − V = ${num(r)} − … = ${value}`.replace(" − …", kl ? " − …" : ` − ${inside(r - advantage)}`);
+    if (row.penalty === 0) return `r − V = ${num(r)} − ${inside(r - advantage)} = ${value}`;
+    const { token, to } = found;
+    const kl = sum(step.old.slice(token, to).map((old, t) => old - step.ref[token + t]));
+    const worth = r - row.penalty * kl - advantage;
+    return `r − β Σ k1 from here on − V = ${num(r)} − ${num(row.penalty)} × ${inside(kl)} − ${inside(worth)} = ${value}`;
   }
   if (step.groups[group].discarded) return "0: this group was replaced by dynamic sampling";
   const alike = scores.every((x) => x === scores[0]);
@@ -236,14 +248,15 @@ export function lines(state, token) {
   const size = to - from;
   const a = inside(A);
   const { term, slope } = found;
-  const range = `${num(1 - eLow)}, ${num(1 + eHigh)}`;
+  const range = `${bound(1 - eLow)}, ${bound(1 + eHigh)}`;
   const clip = (x) => Math.min(Math.max(x, 1 - eLow), 1 + eHigh);
   const gated = (x, name) => {
     const plain = x * A;
     const bound = clip(x) * A;
-    const floor = c && A < 0 ? ["max(", `, ${num(c)} A)`] : ["", ""];
-    const formula = `${floor[0]}min(${name} A, clip(${name}, ${range}) A)${floor[1]}`;
-    list.push(["Objective", `${formula} = min(${num(plain)}, ${num(bound)}) = ${num(term)}`]);
+    const dual = (lower, floor) => (c && A < 0 ? `max(${lower}, ${floor})` : lower);
+    const formula = dual(`min(${name} A, clip(${name}, ${range}) A)`, `${num(c ?? 0)} A`);
+    const own = dual(`min(${num(plain)}, ${num(bound)})`, num((c ?? 0) * A));
+    list.push(["Objective", `${formula} = ${own} = ${num(term)}`]);
     const why = A === 0 ? "A is 0" : slope === 0 ? "the constant is chosen" : `${name} A is chosen`;
     list.push(["Its slope", `${why}: ∂/∂${LOG_PI} = ${slope === 0 ? "0" : `${name} A = ${num(slope)}`}`]);
   };
@@ -293,7 +306,7 @@ export function lines(state, token) {
     ? ["(slope − β KL slope)", `(${num(slope)} − ${num(row.beta)} × ${inside(kl.slope)})`]
     : ["slope", num(slope)];
   const divided = share.includes("×") ? `(${share})` : share;
-  list.push(["Weight", `${words} / ${divided} × ${scale} = ${own} / ${divided} × ${scale} = ${signed(found.weight, 3)}`]);
+  list.push(["Weight", `${words} / ${divided} × ${scale} = ${own} / ${divided} × ${scale} = ${found.weight > 0 ? "+" : ""}${num(found.weight)}`]);
   return list;
 }
 
@@ -311,7 +324,6 @@ const LOOK = `
   }
   .head b { font-weight: 600; }
   .badge { color: var(--soft); font-size: 13px; }
-  .badge:not(:empty)::before { content: "◦ "; }
   .response { display: flex; gap: 8px; align-items: stretch; padding: 2px 0; }
   .fact {
     flex: none; width: 62px; font-size: 12px; line-height: 1.35; color: var(--ink);
@@ -443,7 +455,7 @@ function formula(words) {
 
 // Numbers that depend on the data alone are found once, not at every move.
 function prepared(data) {
-  const of = data.responses.flatMap(({ span: [from, to] }, i) => Array(to - from).fill(i));
+  const of = data.texts.map((_, i) => responseAt(data, i));
   const rows = data.rows.map((row) => ({
     ...row,
     largest: largestOf(row),

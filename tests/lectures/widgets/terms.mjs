@@ -12,6 +12,32 @@ let checks = 0;
 const near = (one, other, where) =>
   assert.ok(Math.abs(one - other) <= 1e-9 * Math.max(1, Math.abs(other)), `${where}: ${one}, ${other}`);
 
+// The arithmetic that a line writes out, as far as it is numbers only, gives the number that it
+// writes behind it. Four digits are written, so differences are off by what rounding leaves.
+function arithmetic(words, where) {
+  const parts = plain(words).split(/ = |: /);
+  parts.slice(1).forEach((result, i) => {
+    const given = parts[i];
+    const numbersOnly = /^[-\d.()+*/ ,e]*$/.test(given.replace(/^(exp|min|max\(min)\(/, "("));
+    const computes = /[-+*/(]/.test(given.trim().slice(1));
+    if (!numbersOnly || !computes || !/^[-+\d.*e ]+$/.test(result)) return;
+    const value = Function("exp", "min", "max", `return ${given}`)(Math.exp, Math.min, Math.max);
+    const expected = number(result);
+    const largest = Math.max(...given.match(/[\d.]+(e-?\d+)?/g).map(Number));
+    const cancels = given.includes(" - ") ? 0.02 : given.includes(" + ") ? 1e-3 * largest : 1e-9;
+    const slack = 0.01 * Math.abs(expected) + cancels;
+    assert.ok(Math.abs(value - expected) <= slack, `${where}: “${words}” gives ${value}`);
+    written += 1;
+  });
+}
+let written = 0;
+
+// As JavaScript: a true minus, powers of ten, thousands, and without the remark at the end.
+const plain = (words) => words.replaceAll("−", "-").replaceAll("×", "*")
+  .replaceAll(/10\^\{(-?\d+)\}/g, "1e$1").replaceAll(/(\d),(\d{3})/g, "$1$2")
+  .replaceAll(/ \([a-z][^)]*\)$/g, "");
+const number = (words) => Function(`return ${plain(words)}`)();
+
 for (const { state, weights, loss } of JSON.parse(readFileSync(casesPath, "utf8"))) {
   const name = `${state.algorithm}, update ${state.update}`;
   assert.ok(rowOf(state.step, state.algorithm).formula, `${name} has no formula`);
@@ -20,15 +46,17 @@ for (const { state, weights, loss } of JSON.parse(readFileSync(casesPath, "utf8"
     const found = terms(state, i);
     near(found.weight, expected, `${name}, token ${i}`);
     if (!found.out) total += found.loss * found.share;
-    const written = lines(state, i);
-    const last = written.at(-1)[1].split(" = ").at(-1).split(":")[0].replace("−", "-");
+    const all = lines(state, i);
+    for (const [name_, words] of all) arithmetic(words, `${name}, token ${i}, ${name_}`);
     if (!found.out) {
-      const digits = Math.abs(expected) >= 9.95 ? 0.0501 : 0.000501;
-      assert.ok(Math.abs(Number(last) - expected) <= digits, `${name}, token ${i}: writes ${last}`);
+      const last = number(all.at(-1)[1].split(" = ").at(-1));
+      const near = Math.abs(last - expected) <= 1e-3 * Math.abs(expected);
+      assert.ok(near, `${name}, token ${i}: writes ${last} for ${expected}`);
     }
-    assert.ok(!written.flat().join(" ").match(/NaN|undefined|Infinity/), written.flat().join("\n"));
+    assert.ok(!all.flat().join(" ").match(/NaN|undefined|Infinity/), all.flat().join("\n"));
     checks += 3;
   });
   near(total, loss, `the loss of ${name}`);
 }
+assert.ok(written > 4 * checks / 3, `only ${written} lines of arithmetic`);
 console.log(`${checks} checks passed`);
