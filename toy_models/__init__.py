@@ -3,7 +3,9 @@
     sorting.py    the task: prompts, right answers, three rewards
     policies.py   four policies, from a table of logits to a tree over prefixes
     exact.py      the laboratory: expectations, gradients and variances by enumeration
-    train.py      one short loop for every critic-free row of `policy_gradients.ALGORITHMS`
+    critics.py    what a state is worth: by table, by features, by enumeration
+    train.py      one short loop for every row of `policy_gradients.ALGORITHMS`
+    trust_region.py  natural gradient, TRPO and PPO-penalty on any of the policies
 
     task = SortingTask(vocab_size=3, length=3)
     policy = PositionalPolicy(3, 3, seed=0)

@@ -192,7 +192,7 @@ def train(
             part, batch = rollout, whole
             if rows is not None:
                 part, batch = rollout.take(rows), _take(whole, rows)
-            if inner > 0 or rows is not None:  # else the batch has it already: ratio 1
+            if inner > 0:  # the first update has it already: at ratio 1, logp is logp_old
                 batch = _forward(policy, judge, batch, part, learner_temperature)
             value = row.loss(batch) if loss is None else _own_loss(loss, row, batch)
             if entropy_coefficient > 0:
