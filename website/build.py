@@ -11,6 +11,7 @@ that nothing has changed and does nothing.
 import functools
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -87,7 +88,9 @@ def announced() -> dict[int, tuple[str, list[str]]]:
 def notebooks() -> list[str]:
     """Return the paths of all notebooks of the site, in the order of the course."""
     gallery = [GALLERY] if (ROOT / GALLERY).exists() else []
-    homework = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("homework/*/*.ipynb"))
+    homework = sorted(
+        path.relative_to(ROOT).as_posix() for path in ROOT.glob("homework/hw*/*.ipynb")
+    )
     return [*lectures().values(), *gallery, *homework]
 
 
@@ -139,12 +142,12 @@ def link(target: str, here: str) -> str:
     if re.match(r"[a-z]+:|#|/", target):
         return target
     name, _, anchor = target.partition("#")
-    path = (ROOT / here).parent.joinpath(name).resolve().relative_to(ROOT)
+    path = Path(os.path.relpath((ROOT / here).parent / name, ROOT))
     if (ROOT / path).is_dir():
         name, path = f"{name.rstrip('/')}/README.md", path / "README.md"
     if path.as_posix() not in pages():
-        if not (ROOT / path).exists():
-            stop(f"{here} links to {target}, which does not exist")
+        if ".." in path.parts or not (ROOT / path).exists():
+            stop(f"{here} links to {target}, which is not a file of the course")
         copy(path.as_posix(), path.as_posix())
     return name + (f"#{anchor}" if anchor else "")
 
@@ -185,7 +188,7 @@ def frozen(path: str) -> nbformat.NotebookNode:
 
 def write_notebook(path: str) -> None:
     page = frozen(path)
-    title, rest = page.cells[0].source.split("\n", 1)
+    title, _, rest = page.cells[0].source.partition("\n")
     page.cells[0].source = f"{title}\n\n{download(path)}\n\n{rest}"
     write(path, nbformat.writes(page))
 
