@@ -142,7 +142,8 @@ def train(
                           nat, averaged as the row averages its loss
     critic              : a critic of `toy_models.critics`, trained in place. Rows that learn from
                           one need it; the next five knobs say how
-    gamma, lam          : of GAE. A token is paid the row's KL penalty, the last one the score too
+    gamma, lam          : of GAE. A token is paid the row's KL penalty, the last one the score too;
+                          nothing follows it, not even where a response was cut at full length
     whitening           : advantages in standard deviations of the whole batch
     critic_learning_rate: None = learning_rate
     critic_warmup       : in this many first steps only the critic learns
@@ -164,8 +165,8 @@ def train(
     row = _row(algorithm, beta)
     bare = replace(row, kl="none", kl_coefficient=0.0, value_coefficient=0.0)
     prompts = check_prompts(prompts)
-    counts = {"steps": steps, "group": group, "inner_steps": inner_steps, "max_rounds": max_rounds}
-    counts["minibatches"] = minibatches
+    counts = {"steps": steps, "group": group, "inner_steps": inner_steps}
+    counts |= {"minibatches": minibatches, "max_rounds": max_rounds}
     _check_knobs(row, counts, len(prompts), learning_rate, reference_every, entropy_coefficient)
     judge = _Judge(critic, gamma, lam, whitening, critic_learning_rate, critic_warmup)
     judge.check(row)

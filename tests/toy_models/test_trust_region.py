@@ -17,6 +17,7 @@ from policy_gradients import (
 from policy_gradients import (
     exact_kl as kl_of_logits,
 )
+from toy_models.critics import all_advantages, perfect_critic
 from toy_models.exact import (
     all_rewards,
     exact_flow,
@@ -348,11 +349,29 @@ def test_an_update_that_cannot_keep_its_promises_is_not_made():
 def test_padding_of_the_responses_is_not_felt():
     policy = tree(12)
     experience = sampled_experience(policy, PROMPTS, ENDED, group=3, seed=1)
-    dirty = torch.where(experience.mask[..., None], experience.logits_old, math.nan)
-    again = experience._replace(logits_old=dirty)
-    other = tree(13)
-    assert mean_kl(other, again).item() == mean_kl(other, experience).item()
     assert not experience.mask.all()
+    dirty = experience._replace(
+        logits_old=torch.where(experience.mask[..., None], experience.logits_old, 50.0),
+        logp_old=torch.where(experience.mask, experience.logp_old, -30.0),
+    )
+    for measure in (mean_kl, surrogate):
+        a, b = tree(13), tree(13)
+        clean, felt = measure(a, experience), measure(b, dirty)
+        assert clean.item() == felt.item()
+        assert flat_gradient(clean, a).equal(flat_gradient(felt, b))
+
+
+def test_advantages_of_a_critic_take_the_same_step_in_expectation():
+    policy = tree(17)
+    experience = enumerated_experience(policy, PROMPTS, ENDED)
+    critic = perfect_critic(policy, PROMPTS, ENDED)
+    exact = all_advantages(policy, critic, PROMPTS, ENDED, gamma=1.0, lam=0.0).flatten(0, 1)
+    per_token = experience._replace(advantages=exact)
+    close(
+        full_step(policy, per_token, delta=0.01, cg_steps=60),
+        full_step(policy, experience, delta=0.01, cg_steps=60),
+        atol=1e-7,
+    )
 
 
 # --- PPO-penalty --------------------------------------------------------------------------------
