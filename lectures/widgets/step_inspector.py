@@ -45,6 +45,7 @@ REFERENCE_RUNS = Path(__file__).parents[1] / "reference_runs"
 REFERENCE = REFERENCE_RUNS / "tiny_grpo_step_0050.json"
 TOY = REFERENCE_RUNS / "sorting_toy_step.json"
 ROW = 29  # of the still, screen pixels
+AS_IT_IS = {"parse_math": False}  # a token may hold dollar signs
 SHOWS = {
     "weight": "weight", "ratio": "ratio ρ", "advantage": "advantage A",
     "probability": "probability π",
@@ -303,7 +304,7 @@ class StepInspector(LectureWidget):
             f"  weight {_signed(found['weights'][self.update - 1][self.token], 3)}.  The widget "
             "writes out its loss, term by term."
         )
-        axis.text(0, still.body - 46, words, va="center", fontsize=9.5, color=INK)
+        axis.text(0, still.body - 46, words, va="center", fontsize=9.5, color=INK, **AS_IT_IS)
         legend = f"Full colour at ±{brief(self._full(found))}; hatched: clipped"
         if self.compare != "none":
             legend += f"; underlined: {self._row(self.compare)['label']} differs"
@@ -314,7 +315,7 @@ class StepInspector(LectureWidget):
         step, at, size = self.step, self.update - 1, self.step["group"]
         differs, full = set(self._differences()), self._full(found)
         words = step["groups"][group]["prompt"].replace("\n", " ")
-        look = {"va": "center", "fontsize": 10, "color": INK, "fontweight": "bold"}
+        look = {"va": "center", "fontsize": 10, "color": INK, "fontweight": "bold"} | AS_IT_IS
         axis.text(0, top + 13, words if len(words) < 80 else words[:79] + "…", **look)
         top += 28
         for response in step["responses"][group * size : (group + 1) * size]:
@@ -341,7 +342,7 @@ class StepInspector(LectureWidget):
                     axis.add_patch(Rectangle(*place, **frame))
                 plate = {"boxstyle": "square,pad=0.05", "facecolor": fill, "edgecolor": "none"}
                 look = {"ha": "center", "va": "center", "color": ink, "fontsize": 7}
-                look |= {"bbox": plate} if cut else {}
+                look |= AS_IT_IS | ({"bbox": plate} if cut else {})
                 centre = x + (width - 2) / 2
                 axis.text(centre, top + 0.25 * ROW, text, **look)
                 axis.text(centre, top + 0.62 * ROW, shown, **look)

@@ -325,6 +325,8 @@ def view(record: Record) -> dict[str, Any]:
         ends.append([start, start + len(response.tokens)])
         start = ends[-1][1]
     algorithm = LABELS.get(run.algorithm, run.algorithm)
+    if run.loss and not run.loss.endswith("(the row's)"):
+        algorithm += f" with the loss {run.loss}"
     made = f"{record.updates} update{'s' * (record.updates != 1)} on its samples"
     shown = sum(group.index is not None for group in record.groups)
     of = f", {shown} of its {len(record.rewards)} prompts" if shown < len(record.rewards) else ""

@@ -150,7 +150,8 @@ class Still:
         foot.axis("off")
         foot.plot([0, STILL_WIDTH], [0, 0], color=GRID, linewidth=1)
         for i, line in enumerate(self.words):
-            foot.text(18, 16 + SENTENCE_LINE * i, line, fontsize=9.5, color=INK, va="center")
+            look = {"fontsize": 9.5, "color": INK, "va": "center", "parse_math": False}
+            foot.text(18, 16 + SENTENCE_LINE * i, line, **look)
 
     def axes(self, left: float, top: float, width: float, height: float) -> Axes:
         """Axes inside the picture area, from its top left corner, in screen pixels."""

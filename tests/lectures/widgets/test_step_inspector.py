@@ -243,6 +243,17 @@ def test_one_update_needs_no_slider(plain):
         made.update = 2
 
 
+def test_texts_with_dollars_braces_and_markup_are_shown_as_they_are(plain):
+    odd = ["$x$", r"\frac{", "<b>", "_{a}"]
+    plain["groups"][1]["prompt"] = r"what is $\frac{1}{2$ & <i>?"
+    for group in plain["groups"]:
+        for response in group["responses"]:
+            response["tokens"] = odd[: len(response["tokens"])]
+    made = StepInspector(plain)
+    assert made.still()
+    assert set(made.step["texts"]) == set(odd)
+
+
 # --- a learner's own ----------------------------------------------------------------------------
 
 
