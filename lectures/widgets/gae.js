@@ -164,7 +164,7 @@ const off = ({ critic }) => (critic === "zero" ? ["error"] : []);
 const LEFT = 56;
 const RIGHT_MARGIN = 14;
 const GAP = 40;
-const AHEAD_HEIGHT = 80;
+const AHEAD_HEIGHT = 90;
 const TOTAL = { color: "var(--ink)" };
 const BIAS = { color: "var(--series-2)", dash: "7 4" };
 const VARIANCE = { color: "var(--series-1)", dash: "8 3 2 3" };
@@ -196,8 +196,8 @@ const decade = (power) => (power >= -2 ? String(10 ** power) : `10⁻${"⁰¹²�
 
 function legend(roomy) {
   const items = [
-    [TOTAL, "error = bias² + variance / N", roomy ? 236 : 0],
-    [BIAS, "bias²", roomy ? 88 : 84],
+    [TOTAL, "squared error = bias² + variance / N", roomy ? 286 : 0],
+    [BIAS, "bias²", 84],
     [VARIANCE, "variance / N", roomy ? 132 : 128],
     [SIGNAL, "‖∇J‖²", 0],
   ];
@@ -233,13 +233,14 @@ function criticPanel(place, { title, found, grid, answers, lam, signal, low, hig
   };
   const powers = Array.from({ length: high - low + 1 }, (_, i) => low + i);
   const step = powers.length > 5 ? 2 : 1;
+  const biased = grid.some(({ bias }) => bias > 1e-12);
   const marks = [
     { at: lam, value: found.error, words: `λ = ${fixed(lam, 2)}`, color: "var(--ink)" },
     { at: found.best, value: found.best_error, words: `best ${fixed(found.best, 2)}`, color: BEST },
   ].sort((a, b) => a.at - b.at);
   const spots = spread(marks.map(({ at }) => x(at)), 84, left + 32, right - 32);
   return [
-    text(left, top - 50, title, { bold: true }),
+    text(left, top - 50, biased ? title : `${title}: no bias at any λ`, { bold: true }),
     ...powers.flatMap((power) => [
       line(left, y(10 ** power), right, y(10 ** power), { stroke: "var(--grid)" }),
       ...(labels && (high - power) % step === 0
@@ -247,15 +248,10 @@ function criticPanel(place, { title, found, grid, answers, lam, signal, low, hig
         : []),
     ]),
     frame(place),
-    ...(inside(signal) && y(signal) >= top
-      ? [line(left, y(signal), right, y(signal), { ...stroke(SIGNAL, 1.6), "stroke-linecap": "round" })]
-      : []),
+    line(left, y(signal), right, y(signal), { ...stroke(SIGNAL, 1.6), "stroke-linecap": "round" }),
     curve(({ variance }) => variance / answers, VARIANCE),
     curve(({ bias }) => bias, BIAS),
     curve(({ bias, variance }) => bias + variance / answers, TOTAL),
-    ...(grid.some(({ bias }) => bias > 1e-12)
-      ? []
-      : [text(left + 8, bottom - 8, "bias² = 0 at every λ", { halo: true, "font-size": 12 })]),
     ...marks.flatMap(({ at, value, words, color }, i) => [
       line(spots[i], top - 8, x(at), top, { stroke: color, "stroke-width": 1.3 }),
       line(x(at), top, x(at), y(value), { stroke: color, "stroke-width": 1.3 }),
@@ -279,7 +275,7 @@ function aheadPanel(place, fade, roomy) {
   const wide = (0.7 * (right - left)) / (AHEAD + 1.5);
   const far =
     fade === 1 ? "never fades"
-    : fade === 0 ? "only the token’s own δ"
+    : fade <= 0.01 ? "only the token’s own δ"
     : `below 1 % after ${Math.ceil(Math.log(0.01) / Math.log(fade))} tokens`;
   const bars = Array.from({ length: AHEAD + 1 }, (_, k) => {
     const tall = (bottom - top - 6) * fade ** k;
@@ -313,18 +309,18 @@ function draw(state, { width }) {
   const found = numbers(state);
   const grids = ["perfect", critic].map((name) => curves(skill, name, error, gamma));
   const totals = grids.flat().map(({ bias, variance }) => bias + variance / answers);
-  const low = Math.floor(Math.log10(Math.min(...totals) / 3));
-  const high = Math.ceil(Math.log10(Math.max(...totals) * 1.05));
+  const low = Math.floor(Math.log10(Math.min(Math.min(...totals) / 3, found.signal / 1.2)));
+  const high = Math.ceil(Math.log10(Math.max(...totals, found.signal) * 1.05));
   const roomy = width >= 520;
   const [left, right] = [LEFT, width - RIGHT_MARGIN];
   const half = (right - left - GAP) / 2;
   const top = roomy ? 92 : 112;
-  const tall = roomy ? 240 : 176;
+  const tall = width >= 660 ? 290 : roomy ? 240 : 176;
   const places = roomy
     ? [{ left, right: left + half, top }, { left: right - half, right, top }]
     : [{ left, right, top }, { left, right, top: top + tall + 106 }];
   for (const place of places) place.bottom = place.top + tall;
-  const names = { noise: "Noisy critic", offset: "Critic with an offset", zero: "Untrained critic" };
+  const names = { noise: "Noisy critic", offset: "Offset critic", zero: "Untrained critic" };
   const shared = { answers, lam, signal: found.signal, low, high };
   const aheadTop = places[1].bottom + (roomy ? 72 : 92);
   const ahead = { left, right, top: aheadTop, bottom: aheadTop + AHEAD_HEIGHT };

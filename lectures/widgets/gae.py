@@ -20,7 +20,6 @@ from lectures.widgets.base import Choice, LectureWidget, Slider, module
 from lectures.widgets.still import (
     BOLD,
     GRID,
-    HALO,
     INK,
     PICTURE_WIDTH,
     SERIES,
@@ -242,7 +241,7 @@ BIAS = {"color": SERIES[1], "linestyle": (0, (5, 3))}
 VARIANCE = {"color": SERIES[0], "linestyle": (0, (6, 2, 1.5, 2))}
 SIGNAL = {"color": SOFT, "linestyle": (0, (1.2, 2.5))}
 SMALL = {"fontsize": 9.5, "color": INK}
-TITLES = {"noise": "Noisy critic", "offset": "Critic with an offset", "zero": "Untrained critic"}
+TITLES = {"noise": "Noisy critic", "offset": "Offset critic", "zero": "Untrained critic"}
 
 
 def _draw(widget: Gae, still: Still) -> None:
@@ -251,10 +250,10 @@ def _draw(widget: Gae, still: Still) -> None:
     page.set(xlim=(0, PICTURE_WIDTH), ylim=(widget.still_height, 0), zorder=9)
     page.axis("off")
     legend = (
-        (TOTAL, "error = bias² + variance / N", 0),
-        (BIAS, "bias²", 246),
-        (VARIANCE, "variance / N", 338),
-        (SIGNAL, "‖∇J‖²", 480),
+        (TOTAL, "squared error = bias² + variance / N", 0),
+        (BIAS, "bias²", 300),
+        (VARIANCE, "variance / N", 390),
+        (SIGNAL, "‖∇J‖²", 526),
     )
     for look, words, x in legend:
         page.plot([LEFT + x, LEFT + x + 24], [16, 16], linewidth=1.7, **look)
@@ -265,8 +264,9 @@ def _draw(widget: Gae, still: Still) -> None:
         for key, critic in critics.items()
     }
     totals = np.stack([grid[:, 0] + grid[:, 1] / widget.answers for grid in grids.values()])
-    low = math.floor(math.log10(totals.min() / 3))
-    high = math.ceil(math.log10(totals.max() * 1.05))
+    signal = found["signal"]
+    low = math.floor(math.log10(min(totals.min() / 3, signal / 1.2)))
+    high = math.ceil(math.log10(max(totals.max(), signal) * 1.05))
     wide = (RIGHT - LEFT - GAP) / 2
     for i, (key, title) in enumerate((("perfect", "Perfect critic"), ("other", None))):
         axis = still.axes(LEFT + i * (wide + GAP), TOP, wide, PANEL)
@@ -279,24 +279,21 @@ def _draw(widget: Gae, still: Still) -> None:
         axis.tick_params(left=False, labelleft=i == 0)
         axis.grid(axis="y", color=GRID, linewidth=0.8)
         axis.set_xlabel("λ", **SMALL)
-        _draw_critic(axis, widget, grids[key], found["signal"])
+        _draw_critic(axis, widget, grids[key], signal)
         _mark(axis, page, LEFT + i * (wide + GAP), wide, widget.lam, found[key])
         name = title or TITLES[widget.critic]
+        if grids[key][:, 0].max() <= 1e-12:
+            name += ": no bias at any λ"
         page.text(LEFT + i * (wide + GAP), TOP - 52, name, **BOLD)
     _draw_ahead(still.axes(LEFT, AHEAD_TOP, RIGHT - LEFT, AHEAD_HEIGHT), page, widget)
 
 
 def _draw_critic(axis: Axes, widget: Gae, grid: np.ndarray, signal: float) -> None:
     bias, variance = grid[:, 0], grid[:, 1] / widget.answers
-    low, high = axis.get_ylim()
-    if low <= signal <= high:
-        axis.axhline(signal, linewidth=1.4, **SIGNAL)
+    axis.axhline(signal, linewidth=1.4, **SIGNAL)
     axis.plot(LAMBDAS, variance, linewidth=1.7, **VARIANCE)
-    axis.plot(LAMBDAS, np.maximum(bias, low / 100), linewidth=1.7, **BIAS)
+    axis.plot(LAMBDAS, np.maximum(bias, 1e-9), linewidth=1.7, **BIAS)
     axis.plot(LAMBDAS, bias + variance, linewidth=1.7, **TOTAL)
-    if bias.max() <= 1e-12:
-        place = {"transform": axis.transAxes, "path_effects": HALO}
-        axis.text(0.03, 0.04, "bias² = 0 at every λ", fontsize=9, color=INK, **place)
 
 
 def _mark(axis: Axes, page: Axes, left: float, wide: float, lam: float, found: dict) -> None:
@@ -330,10 +327,11 @@ def _draw_ahead(axis: Axes, page: Axes, widget: Gae) -> None:
     axis.set(xlim=(-0.75, TOKENS_AHEAD + 0.75), ylim=(0, 1.08), yticks=(0, 1))
     axis.tick_params(left=False)
     axis.set_xlabel("tokens ahead k (filled: this toy’s three)", **SMALL)
-    far = (
-        f"below 1 % after {math.ceil(math.log(0.01) / math.log(fade))} tokens"
-        if 0 < fade < 1
-        else ("never fades" if fade else "only the token’s own δ")
-    )
+    if fade == 1:
+        far = "never fades"
+    elif fade <= 0.01:
+        far = "only the token’s own δ"
+    else:
+        far = f"below 1 % after {math.ceil(math.log(0.01) / math.log(fade))} tokens"
     page.text(LEFT, AHEAD_TOP - 9, "Weight $(\\gamma\\lambda)^k$ of the δ $k$ tokens ahead", **BOLD)
     page.text(RIGHT, AHEAD_TOP - 9, far, ha="right", **SMALL)
