@@ -476,17 +476,19 @@ function build(data) {
     node.addEventListener("keydown", (event) => move(view, i, event));
     return { node, number, name: "" };
   });
-  view.responses = step.responses.map(({ span, reward }) => {
+  view.responses = step.responses.map(({ span, reward, answer }) => {
     const advantage = html("span", {});
     const fact = html("div", { class: "fact" }, `r = ${fixed(reward, 2)}`, advantage);
     const cells = html("div", { class: "cells" }, ...view.cells.slice(...span).map(({ node }) => node));
-    return { node: html("div", { class: "response" }, fact, cells), advantage };
+    const name = { role: "group", "aria-label": `response ${answer}, reward ${fixed(reward, 2)}` };
+    return { node: html("div", { class: "response", ...name }, fact, cells), advantage };
   });
   view.groups = step.groups.map((group, i) => {
     const badge = html("span", { class: "badge" });
     const head = html("div", { class: "head" }, html("b", {}, group.prompt), badge);
     const members = view.responses.slice(i * step.group, (i + 1) * step.group);
-    return { badge, node: html("div", { class: "group" }, head, ...members.map(({ node }) => node)) };
+    const name = { role: "group", "aria-label": `prompt ${group.label}` };
+    return { badge, node: html("div", { class: "group", ...name }, head, ...members.map(({ node }) => node)) };
   });
   view.empty = html("p", { class: "empty gone" });
   view.scroll = html("div", { class: "scroll", role: "group", "aria-label": "Tokens of the step" },

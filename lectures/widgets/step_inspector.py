@@ -344,8 +344,8 @@ class StepInspector(LectureWidget):
                 look = {"ha": "center", "va": "center", "color": ink, "fontsize": 7}
                 look |= AS_IT_IS | ({"bbox": plate} if cut else {})
                 centre = x + (width - 2) / 2
-                axis.text(centre, top + 0.25 * ROW, text, **look)
-                axis.text(centre, top + 0.62 * ROW, shown, **look)
+                axis.text(centre, top + 0.23 * ROW, text, **look)
+                axis.text(centre, top + 0.65 * ROW, shown, **look)
                 x += width
             top += ROW
         return top
