@@ -102,6 +102,28 @@ def run_all(page) -> None:
 NOTEBOOK = "jupyterapp.shell.currentWidget.content"
 CELLS = f"() => {NOTEBOOK}.model.sharedModel.toJSON().cells"
 
+# What no key may change: the kernel, the cells, and which of them have been run.
+IDENTITY = f"""
+() => [jupyterapp.shell.currentWidget.sessionContext.session.kernel.id,
+  ...{NOTEBOOK}.model.sharedModel.toJSON().cells
+    .map((cell) => [cell.cell_type, cell.id, cell.source, cell.execution_count])]
+"""
+
+# All that a widget shows: the value of each control, what is said of it, picture and sentence.
+SEEN = """
+(root) => {
+  const controls = [...root.querySelectorAll(".controls :is(input, select, button)")];
+  return {
+    values: controls.map((n) => (/radio|checkbox/.test(n.type) ? n.checked : n.value)),
+    kinds: controls.map((n) => n.type),
+    off: controls.map((n) => n.disabled),
+    spoken: controls.map((n) => n.ariaValueText),
+    picture: root.querySelector(".picture").innerHTML,
+    words: root.querySelector(".result").textContent.replaceAll("\u00a0", " "),
+  };
+}
+"""
+
 # Runs code in the notebook's kernel without a cell; returns what it printed.
 ASK = """
 async (code) => {
@@ -131,7 +153,6 @@ class Shown:
         self.page, self.variable = page, variable
         self.cell = page.locator(".jp-Notebook .jp-Cell").nth(cell)
         self.root = self.cell.locator(".widget")
-        self.picture, self.result = self.root.locator(".picture"), self.root.locator(".result")
         self.controls = self.root.locator(".controls :is(input, select, button)")
 
     def ask(self, expression: str):
@@ -140,10 +161,6 @@ class Shown:
 
     def tell(self, code: str) -> None:
         self.page.evaluate(ASK, code.replace("VAR", self.variable))
-
-    def state(self) -> dict:
-        shown = "c['key']: getattr(VAR, c['key']) for c in VAR.controls"
-        return self.ask(f"{{{shown} if c['key'] and c['kind'] != 'data'}}")
 
     def keys(self) -> list[tuple[dict, int]]:
         """For each element in `controls`: what Python declared, and which part of it it is."""
@@ -164,17 +181,17 @@ class Shown:
         deadline = time.monotonic() + PATIENCE
         while not holds(answer := self.ask(expression)):
             if time.monotonic() > deadline:
-                pytest.fail(f"{expression} is {answer!r}; the page says {self.words()!r}")
+                pytest.fail(f"{expression} is {answer!r}; the page says {self.seen()['words']!r}")
 
-    def settles(self, key: str, value) -> None:
-        self.until(f"VAR.{key}", lambda heard: heard == value)
+    def agrees(self, **values) -> None:
+        """The kernel has heard these values, and says in words what the page says."""
+        heard = ", ".join(f"{key!r}: VAR.{key}" for key in values)
+        self.until(
+            f"[{{{heard}}}, VAR.sentence]", lambda answer: answer == [values, self.seen()["words"]]
+        )
 
-    def agrees(self) -> None:
-        """The page says what the kernel says."""
-        self.until("VAR.sentence", lambda sentence: sentence == self.words())
-
-    def words(self) -> str:
-        return self.result.text_content().replace("\u00a0", " ")
+    def seen(self) -> dict:
+        return self.root.evaluate(SEEN)
 
     def use(self, changes: dict) -> None:
         """Set the widget from Python to an example's state; the picture must follow."""
@@ -185,19 +202,19 @@ class Shown:
         self.agrees()
 
 
-def expected_value(control: dict, part: int, element, before: dict):
-    """The value that the kernel must hear, from what the moved element shows."""
-    if control["kind"] == "toggle":
-        return element.is_checked()
+def value_shown(control: dict, seen: dict, first: int):
+    """The value of a control as the page shows it; its elements begin with number `first`."""
+    if control["kind"] == "toggle" or control.get("menu"):
+        return seen["values"][first]
     if control["kind"] == "choice":
-        return element.input_value()
-    number = float(element.input_value())
+        chosen = seen["values"][first : first + len(control["options"])].index(True)
+        return control["options"][chosen]["value"]
+    row = slice(first, first + len(control.get("names", [""])))
+    numbers = [float(value) for value in seen["values"][row]]
     if control["stops"]:
-        number = control["stops"][round(number)]
-    assert element.get_attribute("aria-valuetext") == shown(control, number)
-    if control["kind"] == "slider":
-        return number
-    return [number if i == part else old for i, old in enumerate(before[control["key"]])]
+        numbers = [control["stops"][round(number)] for number in numbers]
+    assert seen["spoken"][row] == [shown(control, number) for number in numbers]
+    return numbers[0] if control["kind"] == "slider" else numbers
 
 
 def by_keyboard(page, element, kind: str) -> None:
@@ -239,7 +256,7 @@ def move_every_control(page, widget: Shown, cls) -> None:
         if now:
             widget.use(changes)
         for i in now:
-            if widget.controls.nth(i).is_disabled():  # switched off by one moved before
+            if widget.seen()["off"][i]:  # switched off by one moved before
                 widget.use(changes)
             for move in (by_keyboard, by_mouse):
                 move_one(page, widget, i, *waiting[i], move)
@@ -248,44 +265,42 @@ def move_every_control(page, widget: Shown, cls) -> None:
 
 
 def move_one(page, widget: Shown, i: int, control: dict, part: int, move) -> None:
-    element = widget.controls.nth(i)
-    kind = element.evaluate("(node) => node.type")
-    if kind == "radio" and element.is_checked():  # first choose another one
+    element, before = widget.controls.nth(i), widget.seen()
+    kind = before["kinds"][i]
+    if control["kind"] == "presets":
+        move(page, element, kind)
+        widget.agrees(**(control["options"][part]["changes"] or {}))
+        return
+    if kind == "radio" and before["values"][i]:  # first choose another one
         if len(control["options"]) == 1:
             return
-        other = 1 if part == 0 else 0
-        widget.controls.nth(i - part + other).check()
-        widget.settles(control["key"], control["options"][other]["value"])
-    before = widget.state()
-    seen = (widget.picture.inner_html(), widget.words())
+        widget.controls.nth(i + 1 if part == 0 else i - part).check()
+        before = widget.seen()
     move(page, element, kind)
-    if control["kind"] == "presets":
-        changes = control["options"][part]["changes"]
-        for key, value in (changes or {}).items():
-            widget.settles(key, value)
-    else:
-        value = expected_value(control, part, element, before)
-        assert value != before[control["key"]], control["key"]
-        widget.settles(control["key"], value)
-        assert (widget.picture.inner_html(), widget.words()) != seen, control["key"]
-    widget.agrees()
+    after = widget.seen()
+    old, new = (value_shown(control, seen, i - part) for seen in (before, after))
+    assert old != new, control["key"]
+    assert [before[what] for what in ("picture", "words")] != [
+        after[what] for what in ("picture", "words")
+    ], control["key"]
+    widget.agrees(**{control["key"]: new})
 
 
-def press_the_command_keys(page, widget: Shown) -> None:
-    """On one control of every kind. No cell may change; the control keeps the focus."""
-    cells = page.evaluate(CELLS)
-    kinds = widget.controls.evaluate_all("(all) => all.map((n) => n.disabled ? '' : n.type)")
-    for kind in dict.fromkeys(kinds):
-        if not kind:
+def press_the_command_keys(page, widget: Shown, tried: set[str]) -> None:
+    """On one control of every kind not yet tried. No cell may change; the focus stays."""
+    before, seen = page.evaluate(IDENTITY), widget.seen()
+    for i, (kind, off) in enumerate(zip(seen["kinds"], seen["off"], strict=True)):
+        if kind in tried or off:
             continue
-        element = widget.controls.nth(kinds.index(kind))
+        tried.add(kind)
+        element = widget.controls.nth(i)
         for key in (*COMMAND_KEYS, "ArrowDown", "ArrowUp", "Home", "End", "PageDown", "Enter"):
             element.focus()
             page.keyboard.press(key)
         page.keyboard.press("Escape")
         assert element.evaluate(DEEP_FOCUS) or kind == "radio"  # arrows have moved on
         assert page.locator(".jp-Dialog").count() == 0
-    assert page.evaluate(CELLS) == cells
+        assert page.evaluate(IDENTITY) == before, kind
 
 
 # --- the tests -----------------------------------------------------------------------------------
@@ -331,28 +346,17 @@ def test_every_control_moves_picture_sentence_and_kernel(name, lab, page):
         assert set(widgets) == set(WIDGETS.values())
         pictures(page, widgets, "")
 
-    before = identity(page)
+    before, tried = page.evaluate(IDENTITY), set()
     for cls, widget in widgets.items():
         widget.root.scroll_into_view_if_needed()
         move_every_control(page, widget, cls)
-        press_the_command_keys(page, widget)
-    assert identity(page) == before
+        press_the_command_keys(page, widget, tried)
+    assert page.evaluate(IDENTITY) == before
 
     if name == "widget_gallery":
         for cls, widget in widgets.items():
             read_in_a_cell(page, widget, cls.name.replace("_", "-") + "-read")
         pictures_in_the_dark(page, widgets)
-
-
-def identity(page) -> list:
-    """What no key may change: the cells and the kernel."""
-    cells = page.evaluate(CELLS)
-    kernel = "() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.id"
-    return [
-        page.evaluate(kernel),
-        *([cell["cell_type"], cell["id"], cell["source"]] for cell in cells),
-        *(cell["execution_count"] for cell in cells if cell["cell_type"] == "code"),
-    ]
 
 
 def stills_before_anything_is_run(page) -> None:
