@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 HERE = Path(__file__).parent
 WIDGETS = [getattr(course_widgets, name) for name in course_widgets.__all__]
-WIDTHS = (980, 680, 420, 320)
+WIDTHS = (980, 848, 700, 420, 320)  # 848: beside an open sidebar of JupyterLab
 every_widget = pytest.mark.parametrize("widget", WIDGETS, ids=lambda w: w.name)
 
 AUDIT = (HERE / "audit.js").read_text("utf-8")
