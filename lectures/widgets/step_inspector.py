@@ -9,7 +9,6 @@ chosen token's loss is written out term by term. Without a record it shows the c
 """
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -141,13 +140,15 @@ class StepInspector(LectureWidget):
         whole = load_record(REFERENCE if record is None else record)
         shown = fitting(whole)
         self._record = shown
-        own = {_key(a): a for a in (algorithm, compare) if not isinstance(a, str)}
-        algorithms = {**ALGORITHMS, **own}
-        chosen = {"algorithm": _key(algorithm), "compare": _key(compare)}
+        algorithms: dict[str, Own] = dict(ALGORITHMS)
+        chosen = {
+            "algorithm": _key(algorithm, algorithms),
+            "compare": _key(compare, algorithms),
+        }
         for key in {*chosen.values()} - {"none"}:
             if key in algorithms:
                 row(tensors(shown), algorithms[key])  # says why, if it cannot be computed
-        rows = weights(shown, list(algorithms.values()))
+        rows = weights(shown, algorithms)
         options = {r["key"]: r["label"] for r in rows}
         self.offer("algorithm", options)
         self.offer("compare", {"none": "nothing"} | options)
@@ -373,16 +374,19 @@ class StepInspector(LectureWidget):
         return _signed(value), value
 
 
-def _key(algorithm: str | Algorithm | Callable) -> str:
+def _key(algorithm: str | Own, algorithms: dict[str, Own]) -> str:
+    """The name to choose it by; a row or loss of one's own is added, next to one of its name."""
     if isinstance(algorithm, str):
         return algorithm
-    if isinstance(algorithm, Algorithm):
-        return algorithm.name
-    if not callable(algorithm):
+    if not callable(algorithm) and not isinstance(algorithm, Algorithm):
         raise InvalidValueError(
             f"algorithm is {algorithm!r}; expected a name, a row of the table, or a loss"
         )
-    return getattr(algorithm, "__name__", type(algorithm).__name__)
+    name = getattr(algorithm, "name", None) or getattr(algorithm, "__name__", None)
+    key = name = name or type(algorithm).__name__
+    while algorithms.setdefault(key, algorithm) is not algorithm:
+        key = f"{name} (yours)" if key == name else f"{key}'"
+    return key
 
 
 def _rounded(x: float) -> float:

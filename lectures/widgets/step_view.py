@@ -1,7 +1,7 @@
 """The numbers behind the step inspector: every token's gradient weight under every algorithm.
 
     step = view(load_record("runs/x/steps/step_0020.json"))   # what the browser draws
-    rows = weights(record, [*ALGORITHMS.values(), mine])      # d(loss)/d(log π), by autograd
+    rows = weights(record, {**ALGORITHMS, "mine": mine})      # d(loss)/d(log π), by autograd
 
 A weight is −∂loss/∂log π of one sampled token, times a stated power of ten: positive pushes the
 token's probability up. Everything is computed by `policy_gradients` in float64, on the record's
@@ -15,7 +15,7 @@ Leaves out: the gradient of the weights of the network, and a critic's own loss.
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,7 +88,9 @@ def tensors(record: Record) -> Step:
     return Step(
         record=record,
         mask=padded(lambda r: [1.0] * len(r.tokens)).bool(),
-        rewards=torch.tensor(record.rewards, dtype=torch.float64).view(-1, record.group),
+        rewards=torch.tensor(record.rewards, dtype=torch.float64).view(
+            len(record.rewards), record.group
+        ),
         index=[group.index for group in record.groups],
         old=old,
         sampler=padded(lambda r: r.logp_sampler),
@@ -101,9 +103,10 @@ def tensors(record: Record) -> Step:
 # --- one algorithm on it ------------------------------------------------------------------------
 
 
-def weights(record: Record, algorithms: Sequence[Own]) -> list[dict[str, Any]]:
+def weights(record: Record, algorithms: Mapping[str, Own]) -> list[dict[str, Any]]:
     """For each algorithm what the browser needs: its parts by name, advantages, weights, gates.
 
+    algorithms : key → a row, or a loss; the key is what a learner chooses by
     weights : per update, per token, −∂loss/∂log π · scale, to four significant digits
     gates   : per update a text with one letter per token: "h" no gradient with A > 0, "l" no
               gradient with A < 0 and ρ < 1, "d" no gradient with A < 0 and ρ ≥ 1 (dual clip),
@@ -111,9 +114,9 @@ def weights(record: Record, algorithms: Sequence[Own]) -> list[dict[str, Any]]:
     A row that cannot be computed on this record is left out; `row(step, algorithm)` says why.
     """
     step, rows = tensors(record), []
-    for algorithm in algorithms:
+    for key, algorithm in algorithms.items():
         try:
-            rows.append(row(step, algorithm))
+            rows.append({"key": key, "label": LABELS.get(key, key)} | row(step, algorithm))
         except ValueError:
             continue
     return rows
@@ -169,11 +172,8 @@ def row(step: Step, algorithm: Own, exact: bool = False) -> dict[str, Any]:
         "estimator": _known(table.kl_estimator, ESTIMATORS, kl) if beta else "k3",
     }
     formula = known and all(parts.values())
-    name = table.name if known else getattr(algorithm, "__name__", type(algorithm).__name__)
     penalty = table.kl_coefficient if table.kl == "reward" else 0.0
     return {
-        "key": name,
-        "label": LABELS.get(name, name),
         "formula": formula,
         **parts,
         "knobs": dict(bare.knobs),

@@ -128,7 +128,7 @@ def test_weights_are_the_slope_of_the_loss(toy):
 
 def test_a_record_and_the_run_agree_on_what_was_clipped(record):
     """Counted by hand from the log-probabilities of the file."""
-    rows = {row["key"]: row for row in sv.weights(record, list(ALGORITHMS.values()))}
+    rows = {row["key"]: row for row in sv.weights(record, ALGORITHMS)}
     for update in range(record.updates):
         high = low = 0
         for group in record.groups:
@@ -154,8 +154,8 @@ def test_advantages_are_those_the_run_used(record):
 
 def test_leaving_groups_out_changes_no_number_of_the_others(toy):
     """The rewards and counts of the whole step stay, so REINFORCE's batch mean does too."""
-    whole = sv.weights(toy, list(ALGORITHMS.values()))
-    part = sv.weights(toy.take([2]), list(ALGORITHMS.values()))
+    whole = sv.weights(toy, ALGORITHMS)
+    part = sv.weights(toy.take([2]), ALGORITHMS)
     first = sum(len(r.tokens) for group in toy.groups[:2] for r in group.responses)
     for one, other in zip(whole, part, strict=True):
         for all_weights, some in zip(one["weights"], other["weights"], strict=True):
@@ -222,6 +222,16 @@ def test_a_group_that_the_run_had_discarded_has_no_weight(plain):
             assert any(weights[last:])
 
 
+def test_a_step_of_which_dynamic_sampling_left_nothing_is_shown(plain):
+    plain["rewards"] = []
+    plain["counts"] |= {"sequences": 0, "tokens": 0}
+    for group in plain["groups"]:
+        group |= {"status": "discarded", "index": None}
+    made = StepInspector(plain, "dapo")
+    assert "nothing is pushed" in made.sentence
+    assert made.still()
+
+
 def test_a_skipped_step_is_shown_without_an_update(plain):
     for group in plain["groups"]:
         for response in group["responses"]:
@@ -270,6 +280,19 @@ def test_a_row_of_ones_own_is_offered_and_has_a_formula(toy):
     assert "above 1.05 with A > 0" in made.sentence
     made.algorithm = "dapo"
     assert made.sentence.startswith("DAPO")
+
+
+def test_a_row_that_kept_the_tables_name_stands_beside_it(toy):
+    tight = dataclasses.replace(ALGORITHMS["grpo"], knobs={"eps_low": 0.05, "eps_high": 0.05})
+    tighter = dataclasses.replace(tight, knobs={"eps_low": 0.01, "eps_high": 0.01})
+    made = StepInspector(toy, tight, compare="grpo")
+    assert made.algorithm == "grpo (yours)"
+    assert made._row()["gates"] != made._row("grpo")["gates"]
+    both = StepInspector(toy, tight, compare=tighter)
+    assert [both.algorithm, both.compare] == ["grpo (yours)", "grpo (yours)'"]
+    same = StepInspector(toy, ALGORITHMS["grpo"])
+    assert same.algorithm == "grpo"
+    assert len(same.options("algorithm")) == len(ALGORITHMS)
 
 
 def test_a_loss_of_ones_own_gives_the_numbers_of_the_same_row(toy):
