@@ -14,6 +14,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -33,14 +34,29 @@ def lecture_paths(names: list[str]) -> list[Path]:
     return [p for p in paths if not names or any(p.name.startswith(name) for name in names)]
 
 
+def drop_widget_views(notebook: dict) -> None:
+    """Where a widget's output has a still picture, leave that alone in the file; in place.
+
+    A view can be shown only while its kernel lives; without it Jupyter says "model not found".
+    """
+    for cell in notebook["cells"]:
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                output["data"].pop(WIDGET_VIEW, None)
+
+
+def save_stills(model: dict, **where: Any) -> None:
+    """For JupyterLab's ContentsManager.pre_save_hook: the page keeps its widgets, the file not."""
+    if model["type"] == "notebook":
+        drop_widget_views(model["content"])
+
+
 def freeze_outputs(notebook: nbformat.NotebookNode) -> None:
     """Drop widget views, widget state and timestamps, in place."""
+    drop_widget_views(notebook)
     notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
-        for output in cell.get("outputs", []):
-            if WIDGET_VIEW in output.get("data", {}):
-                del output["data"][WIDGET_VIEW]
 
 
 def run(path: Path) -> tuple[nbformat.NotebookNode, float, str | None]:

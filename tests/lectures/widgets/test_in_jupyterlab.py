@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[3]
 ARTIFACTS = ROOT / "test-artifacts"
 PATIENCE = 60  # seconds: a busy machine is slow, not broken
 WIDGETS = {name: getattr(course_widgets, name) for name in course_widgets.__all__}
+SAVING = "--ContentsManager.pre_save_hook=lectures.execute.save_stills"
 NOTEBOOKS = ("widget_gallery", "03_ratios_and_clipping")
 
 # JupyterLab's keys for a selected cell: insert, cut, copy, paste, delete, change, merge, undo,
@@ -42,7 +43,7 @@ COMMAND_KEYS = (
 
 @contextlib.contextmanager
 def jupyterlab(home: Path, notebooks: dict[str, nbformat.NotebookNode]):
-    """Run JupyterLab over `notebooks` (name → notebook), with no settings of the user's own."""
+    """Run JupyterLab over `notebooks` (by name) as `make lab` does, but without own settings."""
     folder = home / "notebooks"
     folder.mkdir()
     for name, notebook in notebooks.items():
@@ -62,7 +63,7 @@ def jupyterlab(home: Path, notebooks: dict[str, nbformat.NotebookNode]):
     }
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
     command += ["--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", "--IdentityProvider.token="]
-    command += [f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"]
+    command += [f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True", SAVING]
     with (home / "log").open("w") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
@@ -326,6 +327,11 @@ def widget_cells(page) -> dict[str, tuple[int, str]]:
     return found
 
 
+def test_make_lab_saves_as_these_tests_do():
+    for name in ("Makefile", "README.md"):
+        assert SAVING in (ROOT / name).read_text("utf-8")
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
 @pytest.mark.timeout(600)
 def test_every_control_moves_picture_sentence_and_kernel(name, lab, page):
@@ -357,6 +363,13 @@ def test_every_control_moves_picture_sentence_and_kernel(name, lab, page):
         for cls, widget in widgets.items():
             read_in_a_cell(page, widget, cls.name.replace("_", "-") + "-read")
         pictures_in_the_dark(page, widgets)
+
+    for _ in range(2):  # the second time it must not ask whose version is right
+        page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
+    assert page.locator(".jp-Dialog").count() == 0
+    page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+    open_notebook(page, lab, name)  # the next day
+    stills_before_anything_is_run(page)
 
 
 def stills_before_anything_is_run(page) -> None:
