@@ -340,7 +340,7 @@ def test_every_control_moves_picture_sentence_and_kernel(name, lab, page):
     stills_before_anything_is_run(page)
     run_all(page)
     outputs = [o for cell in page.evaluate(CELLS) for o in cell.get("outputs", [])]
-    assert [o for o in outputs if o["output_type"] == "error"] == []
+    assert [f"{o['ename']}: {o['evalue']}" for o in outputs if o["output_type"] == "error"] == []
     widgets = {}
     for i, variable in widget_cells(page).values():
         widget = Shown(page, i, variable)
