@@ -1,4 +1,4 @@
-// The clip region: which tokens of a batch still push the policy, under six ways to bound a ratio.
+// The clip region: which tokens of a batch still push the policy, under seven methods.
 // Three panels share the axis of the ratio: the objective, the gradient weight, the tokens.
 // The same numbers as clip_region.py, which has them from policy_gradients.
 // Leaves out: averaging over tokens, and KL terms.
@@ -9,33 +9,48 @@ import {
 import { cispo, clamp, gspo, ppoClip, sapo } from "./surrogates.js";
 
 const METHODS = {
-  ppo: ["PPO", { eps_low: 0.2, eps_high: 0.2 }, "ε = 0.2: Schulman et al. 2017, section 6.1."],
-  grpo: ["GRPO", { eps_low: 0.2, eps_high: 0.2 }, "Shao et al. 2024 print no ε; 0.2 is PPO's."],
+  ppo: [
+    "PPO",
+    { eps_low: 0.2, eps_high: 0.2 },
+    "Paper's values: ε = 0.2 (Schulman et al. 2017, section 6.1).",
+  ],
+  grpo: [
+    "GRPO",
+    { eps_low: 0.2, eps_high: 0.2 },
+    "Paper's values: no ε printed (Shao et al. 2024); 0.2 is PPO's.",
+  ],
   dapo: [
-    "DAPO", { eps_low: 0.2, eps_high: 0.28 }, "ε = 0.2 and 0.28: Yu et al. 2025, section 4.1.",
+    "DAPO",
+    { eps_low: 0.2, eps_high: 0.28 },
+    "Paper's values: ε = 0.2 and 0.28 (Yu et al. 2025, section 4.1).",
   ],
   dual_clip: [
     "Dual clip",
     { eps_low: 0.2, eps_high: 0.2, dual_clip: 3 },
-    "ε = 0.2 and c = 3: Ye et al. 2020, with eq. 5.",
+    "Ye et al. 2020, eq. 5. Usual values: ε = 0.2, as PPO; c = 3, the default of verl.",
   ],
   gspo: [
     "GSPO",
     { eps_low: 3e-4, eps_high: 4e-4 },
-    "ε = 0.0003 and 0.0004: Zheng et al. 2025, section 5.1.",
+    "Paper's values: ε = 0.0003 and 0.0004 (Zheng et al. 2025, version 2, section 5.1).",
   ],
   cispo: [
     "CISPO",
     { eps_low: 1, eps_high: 0.28 },
-    "ε low = 1: no lower bound, as in MiniMax 2025, who do not print ε high; 0.28 is DAPO's.",
+    "Paper's values: ε low = 1, no lower bound (MiniMax 2025); ε high not printed, 0.28 is DAPO's.",
   ],
-  sapo: ["SAPO", { tau_pos: 1, tau_neg: 1.05 }, "τ = 1 and 1.05: Gao et al. 2025."],
+  sapo: [
+    "SAPO", { tau_pos: 1, tau_neg: 1.05 }, "Paper's values: τ = 1 and 1.05 (Gao et al. 2025).",
+  ],
 };
 const SURROGATES = { gspo, cispo, sapo }; // the others are ppoClip with other knobs
 const KNOBS = ["eps_low", "eps_high", "tau_pos", "tau_neg", "dual_clip"];
-const KEY =
-  "Hollow marks on hatching: tokens without gradient. Dotted: the same without any bound. " +
-  "The numbers count the tokens of each region.";
+const SHADES = {
+  cispo: "Grey: the weight is held at the bound.",
+  sapo: "Grey: the gate leaves less than half of the weight.",
+};
+const KEY = "Dotted: the same without any bound. The numbers count the tokens of each region.";
+const HATCHED = "Hollow marks on hatching: tokens without gradient.";
 const CURVE_POINTS = 20; // of the curves in `numbers`
 const HALF = Math.log(3 + Math.sqrt(8)); // 4σ(x)(1 − σ(x)) is ½ at x = ±HALF
 const SIGNS = { positive: 1, negative: -1 };
@@ -44,7 +59,8 @@ const SIGN_NAME = { 1: "A > 0", "-1": "A < 0" };
 const label = ({ method }) => METHODS[method][0];
 const knobs = (state) =>
   Object.fromEntries(Object.keys(METHODS[state.method][1]).map((key) => [key, state[key]]));
-const note = ({ method }) => `${METHODS[method][2]} ${KEY}`;
+const note = ({ method }) =>
+  `${METHODS[method][2]} ${SHADES[method] ?? HATCHED} ${KEY}`;
 const off = ({ method }) => KNOBS.filter((key) => !(key in METHODS[method][1]));
 const react = (key, { method }) =>
   key === "method" || key === "reset" ? METHODS[method][1] : {};
@@ -95,12 +111,15 @@ function roundUp(value) {
 }
 
 // Both ends of the ratio's axis.
-function span({ method, eps_low, eps_high }) {
+function span(state) {
+  const { method, eps_low, eps_high } = state;
   if (method === "gspo") {
-    const half = Math.min(1, Math.max(1e-3, roundUp(3 * Math.max(eps_low, eps_high))));
-    return [1 - half, 1 + half];
+    const half = Math.min(2, Math.max(1e-3, roundUp(3 * Math.max(eps_low, eps_high))));
+    return [Math.max(0, 1 - half), 1 + half];
   }
-  return [0, method === "sapo" || method === "dual_clip" ? 4 : 2];
+  const last = Math.max(edges(state, 1)[1], edges(state, -1)[1]); // the axis shows what follows
+  const usual = method === "sapo" || method === "dual_clip" ? 4 : 2;
+  return [0, [usual, 3, 4, 6, 10].find((end) => end > last)];
 }
 
 function surrogate(state) {
@@ -210,6 +229,14 @@ function edge(value, epsilon) {
   return fixed(value, [2, 3, 4].find(whole) ?? 5);
 }
 
+// A share in per cent; 0 and 100 are printed only where nothing or all of it is meant.
+function percent(share, digits) {
+  const least = 10 ** -digits;
+  if (share > 1e-9 && share < least / 200) return `under ${fixed(least, digits)}`;
+  if (share >= 1 - least / 200 && share < 1 - 1e-9) return `over ${fixed(100 - least, digits)}`;
+  return fixed(100 * share, digits);
+}
+
 const short = (value) => String(Number(value.toPrecision(6)));
 
 function oneToken(state) {
@@ -231,45 +258,59 @@ function oneToken(state) {
       `${fixed(high * advantageOf(state), 2)}${below}; none is silenced.`
     );
   }
-  const symbol = state.method === "gspo" ? "s" : "ρ";
-  const where = sign > 0 ? `above ${symbol} = ${highText}` : `below ${symbol} = ${lowText}`;
-  if (state.method === "gspo") {
-    return `${where} every token of a sequence with ${SIGN_NAME[sign]} gets no gradient.`;
-  }
+  const gspo = state.method === "gspo";
   const floor =
-    state.method === "dual_clip" && sign < 0
-      ? ` and above ρ = c = ${fixed(state.dual_clip, 2)}`
-      : "";
-  return `${where}${floor} ${who} gets no gradient.`;
+    state.method === "dual_clip" && sign < 0 ? `above ρ = c = ${fixed(state.dual_clip, 2)}` : "";
+  if (sign < 0 && low === 0) { // no ratio lies below
+    return floor
+      ? `with ε low = 1 ${who} gets no gradient only ${floor}.`
+      : `with ε low = 1 the clip silences no ${gspo ? "sequence" : "token"} with A < 0.`;
+  }
+  const symbol = gspo ? "ρ(y)" : "ρ";
+  const where = sign > 0 ? `above ${symbol} = ${highText}` : `below ${symbol} = ${lowText}`;
+  if (gspo) return `${where} every token of a sequence with ${SIGN_NAME[sign]} gets no gradient.`;
+  return `${where}${floor && ` and ${floor}`} ${who} gets no gradient.`;
 }
 
 function batch(state) {
-  const { dead, held, damped, kept } = summaryOf(state);
+  const { rows, dead, held, damped, zero, kept } = summaryOf(state);
   const total = state.tokens.length;
-  const rest = `keeps ${fixed(100 * kept, 0)} % of the unclipped gradient weight.`;
-  const share = (count) => `${count} of ${total} tokens (${fixed((100 * count) / total, 1)} %)`;
+  if (zero === total) return "In this batch every A is 0, so there is no gradient weight to keep.";
+  const among = `${total} token${total === 1 ? "" : "s"}`;
+  const rest = `keeps ${percent(kept, 0)} % of the`;
+  const share = (count) => `${count} of ${among} (${percent(count / total, 1)} %)`;
   if (state.method === "sapo") {
-    return `In this batch the gate more than halves ${damped} of ${total} tokens and ${rest}`;
+    return (
+      `In this batch the gate more than halves the weight of ${damped} of ${among} and ` +
+      `${rest} gradient weight that it would have without the gate.`
+    );
   }
   if (state.method === "cispo") {
-    return `In this batch the bound holds the weight of ${share(held)} and ${rest}`;
+    const bound = `In this batch the bound holds the weight of ${share(held)}`;
+    const raised = rows.some(({ regions: [below] }) => below.tokens.length > 0); // to the bound
+    return raised
+      ? `${bound}; the summed |weight| is ${fixed(100 * kept, 0)} % of the unbounded one.`
+      : `${bound} and ${rest} unbounded gradient weight.`;
   }
-  const last = summaryOf(state).rows[1].regions.at(-1);
+  const last = rows[1].regions.at(-1);
   const byFloor = last.name === "floored" ? `, ${last.tokens.length || "none"} of them by c,` : "";
-  return `In this batch the clip silences ${share(dead)}${byFloor} and ${rest}`;
+  return (
+    `In this batch the clip silences ${share(dead)}${byFloor} and ${rest} unclipped gradient ` +
+    "weight."
+  );
 }
 
 export function sentence(state) {
   const { zero, beyond } = summaryOf(state);
   const parts = [`${label(state)}: ${oneToken(state)}`, batch(state)];
-  if (zero > 0) parts.push(`Tokens with A = 0, which never push: ${zero}.`);
+  if (zero > 0 && zero < state.tokens.length) parts.push(`Tokens with A = 0, which never push: ${zero}.`);
   if (beyond > 0) {
     const [left, right] = span(state);
     const where =
       state.method === "gspo"
-        ? `s = ${short(left)} and ${short(right)}, drawn on the edges`
-        : `ρ = ${fixed(right, 0)}, drawn on the right edge`;
-    parts.push(`Tokens beyond ${where}: ${beyond}.`);
+        ? `whose ρ(y) is not between ${short(left)} and ${short(right)}, drawn on the edges`
+        : `beyond ρ = ${fixed(right, 0)}, drawn on the right edge`;
+    parts.push(`Tokens ${where}: ${beyond}.`);
   }
   return parts.join(" ");
 }
@@ -527,20 +568,23 @@ function legend({ right, state, sign }) {
 function titles({ state, roomy }) {
   const objective = {
     gspo: ["Objective of one sequence", "Objective of one sequence"],
-    cispo: ["Integral of the weight (no objective in ρ)", "Integral of the weight"],
+    cispo: ["∫ weight d log ρ (no objective in ρ)", "Weight integrated over log ρ"],
     sapo: ["Objective of one token (shifted to A at ρ = 1)", "Objective, A at ρ = 1"],
   }[state.method] ?? ["Objective of one token", "Objective of one token"];
+  const weight = {
+    gspo: ["Gradient weight of each token (before its 1/|y|)", "Push, before its 1/|y|"],
+  }[state.method] ?? ["Gradient weight (push)", "Gradient weight (push)"];
   const bySequence = state.method === "gspo" && roomy;
   const strip = bySequence ? "Tokens at their sequence's ratio" : "Tokens of the batch";
   return [
     [OBJECTIVE_TOP, objective[roomy ? 0 : 1]],
-    [WEIGHT_TOP, "Gradient weight (push)"],
+    [WEIGHT_TOP, weight[roomy ? 0 : 1]],
     [ROWS_TOP, `${strip} (${state.tokens.length})`],
   ];
 }
 
 function ratioAxis({ state, x, from, to, left, right, roomy }) {
-  const sequence = `sequence ratio s${roomy ? ", the geometric mean of its token ratios" : ""}`;
+  const sequence = `sequence ratio ρ(y)${roomy ? ", the geometric mean of its token ratios" : ""}`;
   const marks = ticks(from, to).flatMap(({ value, label: words }) => [
     line(x(value), ROWS_BOTTOM, x(value), ROWS_BOTTOM + 5),
     text(x(value), ROWS_BOTTOM + 19, words, { anchor: "middle" }),

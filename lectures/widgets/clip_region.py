@@ -1,4 +1,4 @@
-"""The clip region: which tokens of a batch still push the policy, under six ways to bound a ratio.
+"""The clip region: which tokens of a batch still push the policy, under seven methods.
 
 Lecture 03, [RC-6] to [RC-9], for PPO, GRPO, DAPO and dual clip; Lecture 10 for GSPO, CISPO and
 SAPO. The picture is drawn by clip_region.js; the numbers, the still picture and the sentence here
@@ -56,25 +56,39 @@ def _method(key: str, label: str, source: str, **more: float) -> Method:
 
 
 METHODS = {
-    "ppo": _method("ppo", "PPO", "ε = 0.2: Schulman et al. 2017, section 6.1."),
-    "grpo": _method("grpo", "GRPO", "Shao et al. 2024 print no ε; 0.2 is PPO's."),
-    "dapo": _method("dapo", "DAPO", "ε = 0.2 and 0.28: Yu et al. 2025, section 4.1."),
-    "dual_clip": _method(
-        "ppo", "Dual clip", "ε = 0.2 and c = 3: Ye et al. 2020, with eq. 5.", dual_clip=3.0
+    "ppo": _method("ppo", "PPO", "Paper's values: ε = 0.2 (Schulman et al. 2017, section 6.1)."),
+    "grpo": _method(
+        "grpo", "GRPO", "Paper's values: no ε printed (Shao et al. 2024); 0.2 is PPO's."
     ),
-    "gspo": _method("gspo", "GSPO", "ε = 0.0003 and 0.0004: Zheng et al. 2025, section 5.1."),
+    "dapo": _method(
+        "dapo", "DAPO", "Paper's values: ε = 0.2 and 0.28 (Yu et al. 2025, section 4.1)."
+    ),
+    "dual_clip": _method(
+        "ppo",
+        "Dual clip",
+        "Ye et al. 2020, eq. 5. Usual values: ε = 0.2, as PPO; c = 3, the default of verl.",
+        dual_clip=3.0,
+    ),
+    "gspo": _method(
+        "gspo",
+        "GSPO",
+        "Paper's values: ε = 0.0003 and 0.0004 (Zheng et al. 2025, version 2, section 5.1).",
+    ),
     "cispo": _method(
         "cispo",
         "CISPO",
-        "ε low = 1: no lower bound, as in MiniMax 2025, who do not print ε high; 0.28 is DAPO's.",
+        "Paper's values: ε low = 1, no lower bound (MiniMax 2025); ε high not printed, 0.28 is "
+        "DAPO's.",
     ),
-    "sapo": _method("sapo", "SAPO", "τ = 1 and 1.05: Gao et al. 2025."),
+    "sapo": _method("sapo", "SAPO", "Paper's values: τ = 1 and 1.05 (Gao et al. 2025)."),
 }
 KNOBS = ("eps_low", "eps_high", "tau_pos", "tau_neg", "dual_clip")
-KEY = (
-    "Hollow marks on hatching: tokens without gradient. Dotted: the same without any bound. "
-    "The numbers count the tokens of each region."
-)
+KEY = "Dotted: the same without any bound. The numbers count the tokens of each region."
+SHADES = {
+    "cispo": "Grey: the weight is held at the bound.",
+    "sapo": "Grey: the gate leaves less than half of the weight.",
+}
+HATCHED = "Hollow marks on hatching: tokens without gradient."
 EPSILONS = [
     *(round(i * 1e-4, 4) for i in range(1, 10)),
     *(round(i * 1e-3, 3) for i in range(1, 10)),
@@ -184,6 +198,10 @@ class ClipRegion(LectureWidget):
         {"method": "grpo", "eps_low": 0.99, "eps_high": 0.99, "advantage": 3.0, "tokens": _FEW},
         {"eps_low": 0.0001, "eps_high": 0.0001, "advantage": -0.1, "tokens": _FEW},
         {"eps_low": 1.0, "eps_high": 1.0, "tokens": _FEW},
+        {"eps_low": 1.0, "eps_high": 1.0, "advantage": -1.0, "tokens": _FEW[-1:]},
+        {"method": "dual_clip", "eps_low": 1.0, "advantage": -1.0},
+        {"method": "gspo", "eps_low": 1.0, "eps_high": 1.0, "advantage": -1.0,
+         "tokens": [row[:2] for row in _FEW]},
         {"method": "dual_clip", "advantage": -1.0, "tokens": _FEW},
         {"method": "dual_clip", "dual_clip": 1.1, "eps_high": 0.9, "sign": "negative",
          "tokens": _FEW},
@@ -196,7 +214,10 @@ class ClipRegion(LectureWidget):
         {"method": "cispo", "advantage": -2.0, "eps_low": 0.9, "eps_high": 0.01, "tokens": _FEW},
         {"method": "sapo", "tokens": _FEW},
         {"method": "sapo", "advantage": -3.0, "tau_pos": 0.2, "tau_neg": 5.0, "tokens": _FEW},
+        {"method": "sapo", "tau_pos": 0.2, "tau_neg": 0.5, "tokens": [*_FEW, [9.9, 0.5, 2]]},
         {"tokens": [[1.5, 1.0], [1.0, 0.0], [2.5, -1.0], [0.25, -0.5]]},
+        {"tokens": [[1.5, 0.0], [1.0, 0.0]]},
+        {"tokens": [[1.3, 0.05], *([[1.1, 2.0]] * 8)]},
     ]  # fmt: skip
 
     method = Choice("ppo", "Method", {key: row.label for key, row in METHODS.items()})
@@ -274,7 +295,10 @@ class ClipRegion(LectureWidget):
 
     @property
     def kept(self) -> float:
-        """Share of the batch's gradient weight that is left: Σ|weight| / Σ|ρA|, or Σ|sA|."""
+        """Σ|weight| / Σ|ρA| of the batch, with ρ(y) for GSPO; 0 where every A is 0.
+
+        The share that is left, as long as the method raises no weight; a lower bound of CISPO does.
+        """
         ratios, advantages = self._ratios(), self._columns()[1]
         weight = self.weights(ratios, advantages)
         unbounded = np.abs(ratios * advantages).sum()
@@ -311,9 +335,11 @@ class ClipRegion(LectureWidget):
     def span(self) -> tuple[float, float]:
         """Both ends of the ratio's axis."""
         if self.method == "gspo":
-            half = min(1.0, max(1e-3, _round_up(3 * max(self.eps_low, self.eps_high))))
-            return 1 - half, 1 + half
-        return 0.0, 4.0 if self.method in ("sapo", "dual_clip") else 2.0
+            half = min(2.0, max(1e-3, _round_up(3 * max(self.eps_low, self.eps_high))))
+            return max(0.0, 1 - half), 1 + half
+        last = max(self.edges(sign)[1] for sign in SIGNS.values())  # the axis shows what follows
+        usual = 4.0 if self.method in ("sapo", "dual_clip") else 2.0
+        return 0.0, next(end for end in (usual, 3.0, 4.0, 6.0, 10.0) if end > last)
 
     def weights(self, ratios: Any, advantages: Any) -> np.ndarray:
         """Each token's gradient weight, from the surrogate and autograd; (tokens,), float64.
@@ -408,14 +434,16 @@ class ClipRegion(LectureWidget):
         """The result in words, as it stands under the picture."""
         ratios, advantages = self._ratios(), self._columns()[1]
         parts = [f"{METHODS[self.method].label}: {self._one_token()}", self._batch()]
-        if zero := int((advantages == 0).sum()):
+        zero = int((advantages == 0).sum())
+        if 0 < zero < len(advantages):
             parts.append(f"Tokens with A = 0, which never push: {zero}.")
         left, right = self.span
         if beyond := int((ratios < left).sum() + (ratios > right).sum()):
-            where = f"ρ = {fixed(right, 0)}, drawn on the right edge"
+            where = f"Tokens beyond ρ = {fixed(right, 0)}, drawn on the right edge"
             if self.method == "gspo":
-                where = f"s = {_short(left)} and {_short(right)}, drawn on the edges"
-            parts.append(f"Tokens beyond {where}: {beyond}.")
+                ends = f"{_short(left)} and {_short(right)}"
+                where = f"Tokens whose ρ(y) is not between {ends}, drawn on the edges"
+            parts.append(f"{where}: {beyond}.")
         return " ".join(parts)
 
     def _one_token(self) -> str:
@@ -436,38 +464,58 @@ class ClipRegion(LectureWidget):
                 f"{_edge(high, self.eps_high)}·A = {fixed(high * self.advantage, 2)}"
                 f"{below if self.eps_low < 1 else ''}; none is silenced."
             )
-        symbol = "s" if self.method == "gspo" else "ρ"
+        gspo, floored = self.method == "gspo", self.method == "dual_clip" and sign < 0
+        if sign < 0 and low == 0:  # no ratio lies below
+            if floored:
+                floor = f"ρ = c = {fixed(self.dual_clip, 2)}"
+                return f"with ε low = 1 {who} gets no gradient only above {floor}."
+            return (
+                f"with ε low = 1 the clip silences no {'sequence' if gspo else 'token'} with {own}."
+            )
+        symbol = "ρ(y)" if gspo else "ρ"
         edge = f"above {symbol} = {_edge(high, self.eps_high)}"
         if sign < 0:
             edge = f"below {symbol} = {_edge(low, self.eps_low)}"
-        if self.method == "gspo":
+        if gspo:
             return f"{edge} every token of a sequence with {own} gets no gradient."
-        if self.method == "dual_clip" and sign < 0:
+        if floored:
             edge += f" and above ρ = c = {fixed(self.dual_clip, 2)}"
         return f"{edge} {who} gets no gradient."
 
     def _batch(self) -> str:
-        total = len(self.tokens)
-        kept = f"keeps {fixed(100 * self.kept, 0)} % of the unclipped gradient weight."
+        if not self._columns()[1].any():
+            return "In this batch every A is 0, so there is no gradient weight to keep."
+        total, counts = len(self.tokens), self.counts
+        among = f"{total} token{'' if total == 1 else 's'}"
+        kept = f"keeps {_percent(self.kept, 0)} % of the "
         if self.method == "sapo":
             damped = self._in_regions("damped")
-            return f"In this batch the gate more than halves {damped} of {total} tokens and {kept}"
+            return (
+                f"In this batch the gate more than halves the weight of {damped} of {among} and "
+                f"{kept}gradient weight that it would have without the gate."
+            )
         if self.method == "cispo":
             held = self._in_regions("held")
+            share = f"{held} of {among} ({_percent(held / total, 1)} %)"
+            if counts["positive"]["below"] + counts["negative"]["below"] > 0:  # raised to the bound
+                return (
+                    f"In this batch the bound holds the weight of {share}; the summed |weight| is "
+                    f"{fixed(100 * self.kept, 0)} % of the unbounded one."
+                )
             return (
-                f"In this batch the bound holds the weight of {held} of {total} tokens "
-                f"({fixed(100 * held / total, 1)} %) and {kept}"
+                f"In this batch the bound holds the weight of {share} and {kept}unbounded gradient "
+                "weight."
             )
-        floored = self.counts["negative"].get("floored")
+        floored = counts["negative"].get("floored")
         by_floor = "" if floored is None else f", {floored or 'none'} of them by c,"
         return (
-            f"In this batch the clip silences {self.dead} of {total} tokens "
-            f"({fixed(100 * self.dead / total, 1)} %){by_floor} and {kept}"
+            f"In this batch the clip silences {self.dead} of {among} "
+            f"({_percent(self.dead / total, 1)} %){by_floor} and {kept}unclipped gradient weight."
         )
 
     @property
     def note(self) -> str:
-        return f"{METHODS[self.method].source} {KEY}"
+        return f"{METHODS[self.method].source} {SHADES.get(self.method, HATCHED)} {KEY}"
 
     @property
     def off(self) -> set[str]:
@@ -533,6 +581,16 @@ def _edge(edge: float, epsilon: float) -> str:
     return fixed(edge, 5)
 
 
+def _percent(share: float, digits: int) -> str:
+    """A share in per cent; 0 and 100 are printed only where nothing or all of it is meant."""
+    least = 10.0**-digits
+    if 1e-9 < share < least / 200:
+        return f"under {fixed(least, digits)}"
+    if 1 - least / 200 <= share < 1 - 1e-9:
+        return f"over {fixed(100 - least, digits)}"
+    return fixed(100 * share, digits)
+
+
 def _short(value: float) -> str:
     """At most six significant digits: 0.998, 1.002."""
     return f"{value:.6g}"
@@ -584,7 +642,7 @@ DASHED = {"color": INK, "linewidth": 1.2, "linestyle": (0, (5, 3))}
 MIDDLE = {"ha": "center", "va": "center"}
 OBJECTIVES = {
     "gspo": "Objective of one sequence",
-    "cispo": "Integral of the weight (no objective in ρ)",
+    "cispo": "∫ weight d log ρ (no objective in ρ)",
     "sapo": "Objective of one token (shifted to A at ρ = 1)",
 }
 CURVE_NAMES = {"sapo": ("gated", "no gate"), "cispo": ("bounded", "no bound")}
@@ -600,7 +658,8 @@ def _draw(clip: ClipRegion, still: Still) -> None:
         still.axes(LEFT, panel_top, WIDTH, PANEL) for panel_top in (OBJECTIVE_TOP, WEIGHT_TOP)
     )
     frame(objective, OBJECTIVES.get(clip.method, "Objective of one token"))
-    frame(weight, "Gradient weight (push)")
+    each = "of each token (before its 1/|y|)" if clip.method == "gspo" else "(push)"
+    frame(weight, f"Gradient weight {each}")
     names = {"dead"}
     _draw_curve(clip, objective, zones, 0, zoomed if clip.method == "gspo" else whole, names)
     _draw_curve(clip, weight, zones, 1, whole, names | {"held", "damped"})
@@ -626,7 +685,7 @@ def _draw(clip: ClipRegion, still: Still) -> None:
     digits = max(0, -math.floor(math.log10(marks[1] - marks[0]) + 1e-9))
     rows[1].set_xticks(marks, [fixed(mark, digits) for mark in marks])
     name = r"token ratio ρ = $\pi_\theta\,/\,\pi_{\mathrm{old}}$"
-    name = "sequence ratio s, the geometric mean of its token ratios" if gspo else name
+    name = "sequence ratio ρ(y), the geometric mean of its token ratios" if gspo else name
     rows[1].set_xlabel(name, fontsize=10, color=INK)
     for axis in (objective, weight, *rows):
         axis.set_xlim(left, right)

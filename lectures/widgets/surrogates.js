@@ -4,7 +4,7 @@
 // Each function takes a token { ratio, advantage, logp } and the surrogate's knobs and returns
 //   term    what the token adds to the objective that is maximised, −loss of the token
 //   weight  the derivative of that term by log π, the factor on ∇log π
-// ratio is ρ = π_θ / π_old, for gspo the sequence's ratio s; logp is log π_θ in nats, needed by
+// ratio is ρ = π_θ / π_old, for gspo the sequence's ρ(y); logp is log π_θ in nats, needed by
 // reinforce and cispo only. Advantages are constants. Knobs have Python's names.
 // Leaves out: averaging over tokens, and KL terms.
 
@@ -28,7 +28,7 @@ export function ppoClip({ ratio, advantage }, { eps_low, eps_high, dual_clip = n
   return plain < floor ? { term: floor, weight: 0 } : { term: plain, weight: plain };
 }
 
-// PPO's clip on the sequence's ratio s. The weight is that of each token of the sequence, before
+// PPO's clip on the sequence's ratio ρ(y). The weight is that of each token of the sequence, before
 // the average over its tokens.
 export const gspo = (token, { eps_low, eps_high }) => ppoClip(token, { eps_low, eps_high });
 

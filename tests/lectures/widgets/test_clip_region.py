@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
-from lectures.widgets import ClipRegion, base
+from lectures.widgets import ClipRegion, base, clip_region, still
 from lectures.widgets.clip_region import METHODS, default_tokens, tokens_of
 from llm_trainer.record import load_record
 from policy_gradients import surrogates
@@ -187,6 +188,100 @@ def test_regions_cover_the_axis_and_tell_who_is_silent(method):
         total = sum(clip.counts["positive" if sign > 0 else "negative"].values())
         assert total == sum(1 for token in clip.tokens if token[1] * sign > 0)
     assert clip.dead == dead(clip, 1) + dead(clip, -1)
+
+
+# --- sentences ----------------------------------------------------------------------------------
+
+
+def test_no_ratio_lies_below_zero():
+    """With ε low = 1 the lower edge is 0, and nothing is silenced there."""
+    for method, words in (
+        ("ppo", "PPO: with ε low = 1 the clip silences no token with A < 0."),
+        ("gspo", "GSPO: with ε low = 1 the clip silences no sequence with A < 0."),
+        ("dual_clip", "a token with A < 0 gets no gradient only above ρ = c = 3.00."),
+    ):
+        clip = ClipRegion(method=method, eps_low=1.0, advantage=-1.0)
+        assert words in clip.sentence
+        assert "below" not in clip.sentence
+        assert clip.weights([1e-9], [-1.0])[0] == pytest.approx(-1e-9)
+
+
+def test_a_bound_from_below_raises_weights_and_keeps_is_not_said():
+    low = ClipRegion(method="cispo", eps_low=0.5, tokens=[[0.1, 1.0], [1.5, 1.0]])
+    assert low.kept == pytest.approx((0.5 + 1.28) / 1.6)
+    assert "2 of 2 tokens (100.0 %); the summed |weight| is 111 % of the unbounded" in low.sentence
+    only_high = ClipRegion(method="cispo", eps_low=0.5, tokens=[[0.9, 1.0], [1.5, 1.0]])
+    assert "1 of 2 tokens (50.0 %) and keeps 91 % of the unbounded" in only_high.sentence
+    for key in METHODS:  # no other method raises a weight
+        clip = ClipRegion(method=key)
+        ratios, advantages = np.meshgrid(np.linspace(0.01, 9, 200), [-2.0, -0.5, 0.5, 2.0])
+        weights = np.abs(clip.weights(ratios.ravel(), advantages.ravel()))
+        assert (weights <= np.abs(ratios * advantages).ravel() * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_without_an_advantage_nothing_is_kept_or_lost(method):
+    sentence = ClipRegion(method=method, tokens=[[0.5, 0.0], [3.9, 0.0]]).sentence
+    assert "every A is 0, so there is no gradient weight to keep." in sentence
+    assert "keeps" not in sentence
+
+
+def test_one_token_and_very_few_tokens():
+    alone = ClipRegion(tokens=[[1.0, 1.0]])
+    assert "silences 0 of 1 token (0.0 %) and keeps 100 % of" in alone.sentence
+    few = ClipRegion(tokens=[[1.3, 0.05], *([[1.1, 2.0]] * 4000)])
+    assert "1 of 4001 tokens (under 0.1 %) and keeps over 99 % of" in few.sentence
+    rest = ClipRegion(tokens=[[1.1, 0.01], *([[1.3, 2.0]] * 4000)])
+    assert "4000 of 4001 tokens (over 99.9 %) and keeps under 1 % of" in rest.sentence
+    soft = ClipRegion(method="sapo", tokens=[[3.0, 1.0], [1.0, 1.0]])
+    assert "more than halves the weight of 1 of 2 tokens" in soft.sentence
+
+
+def test_the_axis_shows_what_lies_beyond_the_last_edge():
+    """So each token without gradient stands on hatching and in a printed count."""
+    for method, epsilon, tau in itertools.product(METHODS, (0.2, 0.34, 0.7, 1.0), (0.2, 0.5, 5.0)):
+        clip = ClipRegion(method=method, eps_low=epsilon, eps_high=epsilon, tau_pos=tau)
+        assert clip.span[1] > max(clip.edges(sign)[1] for sign in (1, -1))
+        for sign in (1, -1):
+            shown = clip_region._visible(clip, sign)
+            counts = clip.counts["positive" if sign > 0 else "negative"]
+            mine = sum(1 for _, advantage, _ in clip.tokens if advantage * sign > 0)
+            assert sum(counts[region.name] for region in shown) == mine
+
+
+def test_the_key_speaks_of_what_is_drawn():
+    for method in METHODS:
+        clip = ClipRegion(method=method)
+        hatched = any(r.kind == "dead" for sign in (1, -1) for r in clip.regions(sign))
+        assert ("hatching" in clip.note) == hatched
+        assert ("Grey" in clip.note) != hatched
+
+
+def test_the_sequence_ratio_is_called_as_in_the_notation():
+    sentence = ClipRegion(method="gspo").sentence
+    assert "above ρ(y) = 1.0004 every token of a sequence with A > 0" in sentence
+    beyond = ClipRegion(method="gspo", tokens=[[1.5, 1.0]]).sentence
+    assert "Tokens whose ρ(y) is not between 0.998 and 1.002, drawn on the edges: 1." in beyond
+
+
+def test_the_weight_of_gspo_is_before_its_average():
+    """The drawn objective changes by weight / |y| when one token's log π does."""
+    logp = torch.zeros(1, 8, dtype=torch.float64, requires_grad=True)
+    one = torch.ones(1, 8, dtype=torch.float64)
+    knobs = {"eps_low": 1.0, "eps_high": 1.0}
+    loss = surrogates.gspo(logp, torch.zeros_like(one), 2 * one[:, :1], one, **knobs)
+    (slope,) = torch.autograd.grad(-loss[0, 0], logp)  # of the objective of one sequence
+    clip = ClipRegion(method="gspo", **knobs)
+    assert slope.tolist() == [[pytest.approx(clip.weights([1.0], [2.0])[0] / 8)] * 8]
+    assert "Gradient weight of each token (before its 1/|y|)" in titles(clip)
+    assert "Gradient weight (push)" in titles(ClipRegion())
+
+
+def titles(clip: ClipRegion) -> list[str]:
+    figure = Figure(dpi=100, layout="none")
+    made = still.Still(clip.state, clip.note, clip.off, "", picture_height=clip.still_height)
+    made.draw(clip.draw_still, figure)
+    return [axes._left_title.get_text() for axes in figure.axes]
 
 
 # --- methods ------------------------------------------------------------------------------------
