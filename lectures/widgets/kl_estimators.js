@@ -12,6 +12,7 @@ const ESTIMATORS = [
 const SLOPES = [() => 1, (l) => l, (l) => -Math.expm1(-l)]; // dk/dℓ
 const SAME = 1e-9; // nats: a KL this small is mostly rounding
 const ROUNDING = 1e-6; // relative to what is compared
+const ACROSS = 0.05; // cosine below which a gradient points neither towards π_ref nor away from it
 
 const PLACES = {
   loss_token: { words: "In the loss, per token", loss: true, perToken: true },
@@ -73,7 +74,7 @@ export function numbers({ policy, distance, place, tables }) {
       return tokens[y].map(f).reverse().map((k) => (later += k)).reverse();
     });
   });
-  // |g − factor·other| in units of |∇KL|; exactly 0 where only rounding is left
+  // ‖g − factor·other‖ in units of ‖∇KL‖; exactly 0 where only rounding is left
   const apart = (g, other, factor = 1) => {
     const distance = norm(g.map((x, i) => x - factor * other[i]));
     return distance > ROUNDING * norm(g) ? distance / slope : 0;
@@ -114,6 +115,7 @@ function kind(n, i) {
   if (Math.hypot(n.along[i], n.across[i]) <= ROUNDING) return "zero";
   if (n.gap[i] === 0) return "exact";
   if (n.gap_forward[i] === 0) return "forward";
+  if (Math.abs(n.cosine[i]) < ACROSS) return "across";
   return n.along[i] < 0 ? "away" : "biased";
 }
 
@@ -128,13 +130,14 @@ function bias(factor) {
 }
 
 function push(n, i) {
-  const part = `${share(n.along[i])} of ∇KL at cosine ${fixed(n.cosine[i], 3)}`;
+  const part = `projects to ${share(n.along[i])} ∇KL (cosine ${fixed(n.cosine[i], 3)})`;
   switch (kind(n, i)) {
     case "zero": return "averages to no gradient";
     case "exact": return "gives exactly ∇KL";
-    case "forward": return `gives ∇KL(π_ref‖π) instead, ${part}`;
-    case "away": return `drives away from π_ref, ${part}`;
-    default: return `gives ${part}`;
+    case "forward": return `gives ∇KL(π_ref‖π) instead, which ${part}`;
+    case "across": return `stands almost at right angles to ∇KL: it ${part}`;
+    case "away": return `drives away from π_ref: it ${part}`;
+    default: return part;
   }
 }
 
@@ -155,18 +158,19 @@ export function sentence(state) {
   ];
   const pushes = all.map((i) => `${NAMES[i]} ${push(n, i)}`).join("; ");
   const right = all.filter((i) => kind(n, i) === "exact").map((i) => NAMES[i]);
-  let verdict = "Here none of them is a KL penalty.";
+  let verdict = "Here none of them gives the gradient of the KL.";
   if (right.length > 0) {
     verdict = `Here ${right.join(" and ")} alone is the KL penalty it claims to be.`;
   } else if (state.policy === "tree") {
-    verdict = "Here none of them is a KL penalty: a token also decides which prefixes come next, "
-      + "and no k of one token knows about them.";
+    verdict = "Here none of them gives the gradient of the KL of whole responses: a token also "
+      + "decides which prefixes come next, and no k of one token knows about them.";
   }
   return `${values.join(", ")}. ${PLACES[state.place].words}, ${pushes}. ${verdict}`;
 }
 
 const note = () =>
-  "Half disc: to the right along ∇KL, upwards what stands at right angles to it. k1 = ℓ, k2 = ½ℓ², "
+  "Half disc: to the right along ∇KL; upwards the part at right angles to it, each k in a "
+  + "direction of its own. Responses are sampled from π. k1 = ℓ, k2 = ½ℓ², "
   + "k3 = exp(−ℓ) − 1 + ℓ, ℓ = log π − log π_ref (Schulman 2020). GRPO: Shao et al. 2024, eq. 4. "
   + "PPO: Ouyang et al. 2022, eq. 2. The built-in tree was chosen because it shows the error "
   + "clearly.";
@@ -175,7 +179,7 @@ const note = () =>
 
 const COLORS = ["var(--series-1)", "var(--series-2)", "var(--series-3)"];
 const DASHES = ["2 4", null, "8 4"];
-const REACH = 1.6; // the compass' rim, in units of |∇KL|
+const REACH = 1.6; // the compass' rim, in units of ‖∇KL‖
 
 // ● k1, ■ k2, ▲ k3
 function mark(i, x, y, r = 5) {
@@ -300,7 +304,8 @@ function compass(n, middle, base, radius) {
 }
 
 const WORDS = {
-  zero: "nothing", exact: "exact", forward: "other KL", away: "away", biased: "biased",
+  zero: "nothing", exact: "exact", forward: "other KL", across: "sideways", away: "away",
+  biased: "biased",
 };
 
 function gradientTable(n, left, top, width) {
@@ -333,7 +338,7 @@ function draw(state, { width }) {
   const title = bottom + 26;
   const radius = Math.min(190, width / 2 - 32);
   const base = title + 32 + radius;
-  parts.push(text(0, title, "Expected gradient of k, |∇KL| = 1", { bold: true }));
+  parts.push(text(0, title, "Expected gradient of k, ‖∇KL‖ = 1", { bold: true }));
   parts.push(...compass(n, width / 2, base, radius));
   const wide = Math.min(width, 460);
   parts.push(...gradientTable(n, (width - wide) / 2, base + 70, wide));

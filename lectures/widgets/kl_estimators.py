@@ -50,6 +50,7 @@ LOGIT_LIMIT = 20.0
 MOST_ROWS, MOST_TOKENS = 40, 6  # of a table of logits; the browser lists every response
 SAME = 1e-9  # nats: a KL this small is mostly rounding
 ROUNDING = 1e-6  # relative to what is compared
+ACROSS = 0.05  # cosine below which a gradient points neither towards π_ref nor away from it
 
 # The independent positions: KL 0.052 at distance 1.
 INDEPENDENT = {
@@ -224,6 +225,7 @@ class KLEstimators(LectureWidget):
         _state("tree", 4.0, "loss_response"),
         _state("independent", 0.0, "loss_token"),
         _state("independent", 0.05, "reward_response"),
+        _state("independent", 1.3, "reward_token"),
         _state("independent", 4.0, "loss_response"),
         _state("independent", 4.0, "reward_to_go"),
         _state("certain", 2.0, "reward_response"),
@@ -256,9 +258,9 @@ class KLEstimators(LectureWidget):
 
         kl          : KL(π‖π_ref) over whole responses, nats
         mean, spread: of the estimator over one response, nats
-        slope       : |∇KL|, nats per unit of logit; 0 at the reference
+        slope       : ‖∇KL‖, nats per unit of logit; 0 at the reference
         along, across : the expected gradient's part along ∇KL, and the length of the rest, in
-                      units of |∇KL|: `along` is the projection, 1 for the exact gradient
+                      units of ‖∇KL‖: `along` is the projection, 1 for the exact gradient
         cosine      : between the expected gradient and ∇KL; 0 where one of them is zero
         gap, gap_forward : distance of the expected gradient from ∇KL(π‖π_ref), and from
                       ∇KL(π_ref‖π), in the same units
@@ -334,20 +336,21 @@ class KLEstimators(LectureWidget):
             verdict = f"Here {' and '.join(right)} alone is the KL penalty it claims to be."
         elif self.policy == "tree":
             verdict = (
-                "Here none of them is a KL penalty: a token also decides which prefixes come "
-                "next, and no k of one token knows about them."
+                "Here none of them gives the gradient of the KL of whole responses: a token also "
+                "decides which prefixes come next, and no k of one token knows about them."
             )
         else:
-            verdict = "Here none of them is a KL penalty."
+            verdict = "Here none of them gives the gradient of the KL."
         return f"{', '.join(values)}. {PLACES[self.place].words}, {pushes}. {verdict}"
 
     @property
     def note(self) -> str:
         return (
-            "Half disc: to the right along ∇KL, upwards what stands at right angles to it. k1 = ℓ, "
-            "k2 = ½ℓ², k3 = exp(−ℓ) − 1 + ℓ, ℓ = log π − log π_ref (Schulman 2020). GRPO: Shao et "
-            "al. 2024, eq. 4. PPO: Ouyang et al. 2022, eq. 2. The built-in tree "
-            "was chosen because it shows the error clearly."
+            "Half disc: to the right along ∇KL; upwards the part at right angles to it, each k in "
+            "a direction of its own. Responses are sampled from π. k1 = ℓ, k2 = ½ℓ², "
+            "k3 = exp(−ℓ) − 1 + ℓ, ℓ = log π − log π_ref (Schulman 2020). GRPO: Shao et al. 2024, "
+            "eq. 4. PPO: Ouyang et al. 2022, eq. 2. The built-in tree was chosen because it shows "
+            "the error clearly."
         )
 
     def draw_still(self, still: Still) -> None:
@@ -364,13 +367,13 @@ class KLEstimators(LectureWidget):
             y = 56 + 27 * (i + 0.5)
             canvas.text(28, y, name, ha="right", va="center", **TEXT)
             canvas.text(WIDTH, y, values[i], ha="right", va="center", **TEXT)
-        canvas.text(0, 187, "Expected gradient of k, |∇KL| = 1", **BOLD)
+        canvas.text(0, 187, "Expected gradient of k, ‖∇KL‖ = 1", **BOLD)
         _draw_compass(canvas, n)
         _draw_table(canvas, n)
 
 
 def _apart(g: Tensor, other: Tensor, slope: float) -> float:
-    """|g − other| in units of `slope`; exactly 0 where only rounding is left."""
+    """‖g − other‖ in units of `slope`; exactly 0 where only rounding is left."""
     distance = float((g - other).norm())
     return distance / slope if distance > ROUNDING * float(g.norm()) else 0.0
 
@@ -388,24 +391,27 @@ def value_axis(kl: float, mean: list[float], deviation: list[float]) -> list[flo
 
 
 def kind(n: dict[str, Any], i: int) -> str:
-    """What estimator i's expected gradient is: zero, exact, forward, away or biased."""
+    """What estimator i's expected gradient is: zero, exact, forward, across, away or biased."""
     if math.hypot(n["along"][i], n["across"][i]) <= ROUNDING:
         return "zero"
     if n["gap"][i] == 0:
         return "exact"
     if n["gap_forward"][i] == 0:
         return "forward"
+    if abs(n["cosine"][i]) < ACROSS:
+        return "across"
     return "away" if n["along"][i] < 0 else "biased"
 
 
 def _push(n: dict[str, Any], i: int, what: str) -> str:
-    part = f"{_share(n['along'][i])} of ∇KL at cosine {fixed(n['cosine'][i], 3)}"
+    part = f"projects to {_share(n['along'][i])} ∇KL (cosine {fixed(n['cosine'][i], 3)})"
     return {
         "zero": "averages to no gradient",
         "exact": "gives exactly ∇KL",
-        "forward": f"gives ∇KL(π_ref‖π) instead, {part}",
-        "away": f"drives away from π_ref, {part}",
-        "biased": f"gives {part}",
+        "forward": f"gives ∇KL(π_ref‖π) instead, which {part}",
+        "across": f"stands almost at right angles to ∇KL: it {part}",
+        "away": f"drives away from π_ref: it {part}",
+        "biased": part,
     }[what]
 
 
@@ -424,13 +430,14 @@ def _bias(factor: float) -> str:
 
 LEFT, WIDTH = 14, PICTURE_WIDTH - 14
 MARKERS, DASHES = ("o", "s", "^"), ((0, (1, 1.5)), "-", (0, (4, 2)))
-REACH = 1.6  # the compass' rim, in units of |∇KL|
+REACH = 1.6  # the compass' rim, in units of ‖∇KL‖
 MIDDLE, BASE, RADIUS = WIDTH / 2, 409, 190
 TEXT = {"fontsize": 9.5, "color": INK}
 WORDS = {
     "zero": "nothing",
     "exact": "exact",
     "forward": "other KL",
+    "across": "sideways",
     "away": "away",
     "biased": "biased",
 }

@@ -163,14 +163,39 @@ def test_the_sentence_names_what_is_right_and_only_that(policy, place, distance)
     n, sentence = widget.numbers, widget.sentence
     exact = [f"k{i + 1}" for i in range(3) if kind(n, i) == "exact"]
     assert re.findall(r"Here (.*?) alone is the KL penalty", sentence) == exact
-    assert ("none of them is a KL penalty" in sentence) == (not exact)
+    assert ("none of them gives the gradient of the KL" in sentence) == (not exact)
     if not exact:  # the reason that the sentence gives is true
         assert policy == "tree"
         assert place in ("loss_token", "reward_token")
     for i in range(3):
         drives = f"k{i + 1} drives away" in sentence
-        assert drives == (n["along"][i] < -1e-9 and kind(n, i) != "forward")
+        assert drives == (n["cosine"][i] <= -0.05 and kind(n, i) != "forward")
     assert "nan" not in sentence
+    assert "KL penalty: a token" not in sentence
+
+
+@pytest.mark.parametrize(("distance", "k"), [(1.25, 2), (1.3, 2), (1.8, 1), (1.85, 1), (1.9, 1)])
+def test_at_right_angles_a_gradient_drives_neither_there_nor_away(distance, k):
+    widget = KLEstimators(policy="independent", place="reward_token", distance=distance)
+    assert abs(widget.numbers["cosine"][k]) < 0.05
+    assert kind(widget.numbers, k) == "across"
+    words = f"k{k + 1} stands almost at right angles to ∇KL: it projects to"
+    assert words in widget.sentence
+    assert f"k{k + 1} drives" not in widget.sentence
+
+
+def test_a_projection_is_no_length():
+    widget = KLEstimators(policy="tree", place="loss_token")
+    projection, cosine = (widget.numbers[key][1] for key in ("along", "cosine"))
+    assert f"k2 projects to {projection:.3f} ∇KL (cosine {cosine:.3f})" in widget.sentence
+    assert "none of them gives the gradient of the KL of whole responses" in widget.sentence
+    assert "gives 0" not in widget.sentence
+    away = KLEstimators(policy="independent", distance=4.0, place="reward_to_go").sentence
+    assert re.search(r"drives away from π_ref: it projects to −[\d.]+ ∇KL", away)
+
+
+def test_the_note_says_what_upwards_means_and_who_is_sampled():
+    assert "each k in a direction of its own. Responses are sampled from π." in KLEstimators().note
 
 
 def test_the_sentence_at_the_reference():
