@@ -121,20 +121,27 @@ export function numbers({ critic: chosen, error, lam, gamma, answers, skill }) {
 function who({ critic, error }) {
   if (critic === "zero") return "Untrained critic, 0 at each prefix";
   if (error === 0) return "Critic without error";
-  const how = critic === "noise" ? "differently at each" : "the same at each";
-  return `Critic off by ${fixed(error, 2)} points, ${how} prefix`;
+  const how =
+    critic === "offset" ? "the same at each prefix" : "root mean square over the 13 prefixes";
+  return `Critic off by ${fixed(error, 2)} points (${how})`;
 }
 
 function reason({ critic, error, lam, gamma }, bias) {
   if (gamma < 1) {
-    return `γ below 1 biases even the perfect critic, at every λ (bias² ${significant(bias, 3)}).`;
+    return (
+      "γ below 1 biases the gradient even with a perfect critic, equally at every λ " +
+      `(bias² ${significant(bias, 3)}).`
+    );
   }
   if (lam === 1) return "At λ = γ = 1 the critic is a mere baseline: no bias, whatever it says.";
   if (critic !== "zero" && error === 0) {
     return "Without error there is no bias at any λ, and the smallest λ is the calmest.";
   }
   if (critic === "offset") {
-    return "What all values share cancels from one to the next: no bias, only noise.";
+    return (
+      "What all values share cancels from one to the next: no bias at any λ; only the variance " +
+      "changes."
+    );
   }
   return "Errors that differ from prefix to prefix do not cancel: bias at every λ below 1.";
 }
@@ -194,16 +201,16 @@ function pentagon(x, y) {
 // 10 to a whole power ≤ 3 as a tick label.
 const decade = (power) => (power >= -2 ? String(10 ** power) : `10⁻${"⁰¹²³⁴⁵⁶⁷⁸⁹"[-power]}`);
 
-function legend(roomy) {
+function legend(oneLine) {
   const items = [
-    [TOTAL, "squared error = bias² + variance / N", roomy ? 286 : 0],
+    [TOTAL, "squared error = bias² + variance / N", oneLine ? 286 : 0],
     [BIAS, "bias²", 84],
-    [VARIANCE, "variance / N", roomy ? 132 : 128],
+    [VARIANCE, "variance / N", oneLine ? 132 : 128],
     [SIGNAL, "‖∇J‖²", 0],
   ];
-  let at = roomy ? LEFT : 0;
+  let at = oneLine ? LEFT : 0;
   return items.flatMap(([look, words, room], i) => {
-    const y = roomy || i === 0 ? 14 : 34;
+    const y = oneLine || i === 0 ? 14 : 34;
     const x = at;
     at += room;
     return [line(x, y - 4.5, x + 24, y - 4.5, stroke(look)), text(x + 29, y, words)];
@@ -273,10 +280,11 @@ function aheadPanel(place, fade, roomy) {
   const { left, right, top, bottom } = place;
   const x = (k) => left + ((right - left) * (k + 0.75)) / (AHEAD + 1.5);
   const wide = (0.7 * (right - left)) / (AHEAD + 1.5);
+  const after = Math.max(1, Math.ceil(Math.log(0.01) / Math.log(fade) - 1e-9));
   const far =
     fade === 1 ? "never fades"
-    : fade <= 0.01 ? "only the token’s own δ"
-    : `below 1 % after ${Math.ceil(Math.log(0.01) / Math.log(fade))} tokens`;
+    : fade === 0 ? "only the token’s own δ"
+    : `at most 1 % after ${after} token${after === 1 ? "" : "s"}`;
   const bars = Array.from({ length: AHEAD + 1 }, (_, k) => {
     const tall = (bottom - top - 6) * fade ** k;
     const look =
@@ -314,7 +322,8 @@ function draw(state, { width }) {
   const roomy = width >= 520;
   const [left, right] = [LEFT, width - RIGHT_MARGIN];
   const half = (right - left - GAP) / 2;
-  const top = roomy ? 92 : 112;
+  const oneLine = width >= 640; // of the legend
+  const top = oneLine ? 92 : 112;
   const tall = width >= 660 ? 290 : roomy ? 240 : 176;
   const places = roomy
     ? [{ left, right: left + half, top }, { left: right - half, right, top }]
@@ -331,7 +340,7 @@ function draw(state, { width }) {
     width,
     ahead.bottom + 46,
     about,
-    ...legend(roomy),
+    ...legend(oneLine),
     ...criticPanel(places[0], {
       ...shared, title: "Perfect critic", found: found.perfect, grid: grids[0], labels: true,
     }),

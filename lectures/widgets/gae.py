@@ -200,19 +200,27 @@ class Gae(LectureWidget):
             return "Untrained critic, 0 at each prefix"
         if self.error == 0:
             return "Critic without error"
-        how = "differently at each" if self.critic == "noise" else "the same at each"
-        return f"Critic off by {fixed(self.error, 2)} points, {how} prefix"
+        how = "root mean square over the 13 prefixes"
+        if self.critic == "offset":
+            how = "the same at each prefix"
+        return f"Critic off by {fixed(self.error, 2)} points ({how})"
 
     def _reason(self, perfect_bias: float) -> str:
         if self.gamma < 1:
             words = f"bias² {significant(perfect_bias, 3)}"
-            return f"γ below 1 biases even the perfect critic, at every λ ({words})."
+            return (
+                "γ below 1 biases the gradient even with a perfect critic, equally at every λ "
+                f"({words})."
+            )
         if self.lam == 1:
             return "At λ = γ = 1 the critic is a mere baseline: no bias, whatever it says."
         if self.critic != "zero" and self.error == 0:
             return "Without error there is no bias at any λ, and the smallest λ is the calmest."
         if self.critic == "offset":
-            return "What all values share cancels from one to the next: no bias, only noise."
+            return (
+                "What all values share cancels from one to the next: no bias at any λ; only the "
+                "variance changes."
+            )
         return "Errors that differ from prefix to prefix do not cancel: bias at every λ below 1."
 
     @property
@@ -329,9 +337,10 @@ def _draw_ahead(axis: Axes, page: Axes, widget: Gae) -> None:
     axis.set_xlabel("tokens ahead k (filled: this toy’s three)", **SMALL)
     if fade == 1:
         far = "never fades"
-    elif fade <= 0.01:
+    elif fade == 0:
         far = "only the token’s own δ"
     else:
-        far = f"below 1 % after {math.ceil(math.log(0.01) / math.log(fade))} tokens"
+        after = max(1, math.ceil(math.log(0.01) / math.log(fade) - 1e-9))
+        far = f"at most 1 % after {after} token{'' if after == 1 else 's'}"
     page.text(LEFT, AHEAD_TOP - 9, "Weight $(\\gamma\\lambda)^k$ of the δ $k$ tokens ahead", **BOLD)
     page.text(RIGHT, AHEAD_TOP - 9, far, ha="right", **SMALL)

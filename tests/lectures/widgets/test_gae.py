@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
-from lectures.widgets import Gae
+from lectures.widgets import Gae, still
 from lectures.widgets import gae as module
 from policy_gradients.advantages import gae
 from toy_models import exact
@@ -68,10 +69,14 @@ def test_a_perfect_critic_is_unbiased_at_every_lambda_and_calmest_at_zero(skill)
     assert (np.diff(variances) > 0).all()
 
 
-def test_an_offset_cancels_and_only_adds_noise():
-    biases, variances = module.curves(0, "offset", 1.0, 1.0).T
+@pytest.mark.parametrize(("error", "more"), [(1.0, True), (0.05, False)])
+def test_an_offset_cancels_and_changes_only_the_variance_up_or_down(error, more):
+    biases, variances = module.curves(0, "offset", error, 1.0).T
+    perfect = module.curves(0, "perfect", 0.0, 1.0)[:, 1]
     assert biases.max() < 1e-24
-    assert (variances > module.curves(0, "perfect", 1.0, 1.0)[:, 1]).all()
+    assert (variances[0] > perfect[0]) == more
+    sentence = Gae(critic="offset", error=error, lam=0).sentence
+    assert sentence.endswith("no bias at any λ; only the variance changes.")
 
 
 @pytest.mark.parametrize("critic", ["noise", "zero"])
@@ -133,9 +138,11 @@ def test_the_sentence_gives_the_reason():
         ({}, "bias at every λ below 1"),
         ({"critic": "zero"}, "bias at every λ below 1"),
         ({"lam": 1}, "a mere baseline"),
-        ({"critic": "offset"}, "no bias, only noise"),
+        ({"critic": "offset"}, "no bias at any λ; only the variance changes"),
+        ({"critic": "offset"}, "off by 0.50 points (the same at each prefix)"),
+        ({}, "off by 0.50 points (root mean square over the 13 prefixes)"),
         ({"error": 0}, "without error"),
-        ({"gamma": 0.99, "lam": 1}, "biases even the perfect critic"),
+        ({"gamma": 0.99, "lam": 1}, "biases the gradient even with a perfect critic, equally"),
     ):
         assert words.lower() in Gae(**changes).sentence.lower()
 
@@ -159,3 +166,16 @@ def test_what_is_refused_changes_nothing():
         with pytest.raises(ValueError, match=words):
             setattr(made, name, wrong)
         assert made.state == before
+
+
+@pytest.mark.parametrize(
+    ("lam", "words"),
+    [(0, "only the token’s own δ"), (0.01, "at most 1 % after 1 token"),
+     (0.1, "at most 1 % after 2 tokens"), (0.5, "at most 1 % after 7 tokens"), (1, "never fades")],
+)  # fmt: skip
+def test_how_far_ahead_a_delta_counts(lam, words):
+    made = Gae(lam=lam, gamma=1.0)
+    figure = Figure(dpi=100, layout="none")
+    picture = still.Still(made.state, made.note, made.off, "", picture_height=made.still_height)
+    picture.draw(made.draw_still, figure)
+    assert words in [text.get_text() for axes in figure.axes for text in axes.texts]
