@@ -29,7 +29,7 @@ const FAMILIES = {
 
 // --- mathematics ---------------------------------------------------------------------------
 
-// Every answer as { prob, reward, square, right }, square = |u|², and the squared length of ∇J.
+// Every answer as { prob, reward, square, right }, square = ‖u‖², and the squared length of ∇J.
 function answers(reward, skill) {
   if (reward === "arms") {
     const p = 1 / (1 + Math.exp(-skill)); // one logit: u is 1 − p for the right arm, −p for the other
@@ -57,7 +57,7 @@ const sum = (list, value) => list.reduce((total, answer) => total + value(answer
 // What the picture shows of one policy: V, b*, the variance with 0, V, b* or any b subtracted.
 function analyse(reward, skill) {
   const { list, signal } = answers(reward, skill);
-  const size = sum(list, ({ prob, square }) => prob * square); // E|u|²
+  const size = sum(list, ({ prob, square }) => prob * square); // E‖u‖²
   const mean = sum(list, ({ prob, reward: r }) => prob * r);
   const best = sum(list, ({ prob, reward: r, square }) => prob * square * r) / size;
   const variance = (b) =>
@@ -124,6 +124,10 @@ export function numbers({ reward, skill, baseline }) {
   };
 }
 
+// A probability with two decimals, or three where two would round it to 0 or to 1.
+const rate = (value) =>
+  fixed(value, (value > 0 && value < 0.005) || (value >= 0.995 && value < 1) ? 3 : 2);
+
 export function sentence(state) {
   const found = numbers(state);
   const { pass_rate: p, mean, best, variance, right_squares: held } = found;
@@ -136,13 +140,13 @@ export function sentence(state) {
   const side =
     Math.abs(best - mean) < 0.005 ? "close to V" : best < mean ? "below V" : "above V";
   return (
-    `${FAMILIES[state.reward].name}, pass rate ${fixed(p, 2)}: the variance is ` +
+    `${FAMILIES[state.reward].name}, pass rate ${rate(p)}: the variance is ` +
     `${significant(variance.none, 3)} without a baseline and ${significant(variance.mean, 3)} ` +
-    `with the mean reward V = ${fixed(mean, 2)} subtracted; here ${verdict}. ` +
-    `The best constant, b* = ${fixed(best, 2)}, gives ${significant(variance.best, 3)}; your ` +
+    `with the mean reward V = ${rate(mean)} subtracted; here ${verdict}. ` +
+    `The best constant, b* = ${rate(best)}, gives ${significant(variance.best, 3)}; your ` +
     `b = ${fixed(state.baseline, 2)} gives ${significant(variance.own, 3)}. ` +
     `Right answers are ${fixed(100 * p, 1)} % of all answers and hold ${fixed(100 * held, 1)} % ` +
-    `of the squared score length: b* lies ${side}.`
+    `of the squared score length${state.reward === "graded" ? ";" : ":"} b* lies ${side}.`
   );
 }
 
@@ -231,7 +235,7 @@ function curvePanel(plot, found, baseline) {
   const [gap, edge] = roomy ? [100, 46] : [59, 24];
   const spots = spread(order.map((i) => x(marks[i][0])), gap, left + edge - 10, right - edge + 10);
   const titles = roomy
-    ? [NONE.long, `V = ${fixed(mean, 2)}`, `b* = ${fixed(best, 2)}`, `your b = ${fixed(baseline, 2)}`]
+    ? [NONE.long, `V = ${rate(mean)}`, `b* = ${rate(best)}`, `your b = ${fixed(baseline, 2)}`]
     : LOOKS.map(({ short }) => short);
   return [
     text(roomy ? left : 0, 13, "Variance of one answer’s gradient", { bold: true }),
@@ -266,8 +270,11 @@ function sharesPanel(plot, found) {
     ({ fill: hollow ? "var(--paper)" : color, stroke: color, "stroke-width": 2 });
   const bar = (at, share, look, hollow) => {
     const tall = share * (SHARES.height - 20);
-    const percent = 100 * share < 0.5 ? "<1" : fixed(100 * share, 0);
-    const label = roomy ? `${percent} %` : percent === "100" ? "" : percent; // no room for three
+    const percent =
+      100 * share < 0.5 ? "<1"
+      : 100 * share >= 99.5 && 100 * share < 100 - 1e-9 ? ">99"
+      : fixed(100 * share, 0);
+    const label = roomy ? `${percent} %` : percent.length > 2 ? "" : percent; // no room for three
     const box = { x: at - wide / 2 + 2, y: bottom - tall, width: wide - 4, height: tall };
     return [
       svg("rect", { ...box, ...ink(look, hollow) }),
@@ -320,17 +327,19 @@ function sweepPanel(plot, reward, skill, found) {
   };
   const sample = (look) => (at, height) => [line(at, height, at + 24, height, stroke(look, 2))];
   const powers = Array.from({ length: most - least + 1 }, (_, i) => least + i);
-  const { skill: flip, pass_rate: rate } = found.crossing;
+  const { skill: flip, pass_rate: flipRate } = found.crossing;
   const verdict =
     flip === null ? "V beats no baseline at every skill"
-    : roomy ? `beyond p = ${fixed(rate, 2)}, V is worse than no baseline`
-    : `p > ${fixed(rate, 2)}: V is worse`;
+    : roomy ? `beyond p = ${rate(flipRate)}, V is worse than no baseline`
+    : `p > ${rate(flipRate)}: V is worse`;
   const now = [found.variance.none, found.variance.mean, found.variance.best];
+  const long = roomy && reward !== "arms";
+  const best = long ? BEST.long : BEST.short;
   return [
     ...heading(plot, SWEEP, "Variance against skill", [
-      { sample: sample(NONE), words: roomy ? NONE.long : NONE.short, room: roomy ? 140 : 76 },
+      { sample: sample(NONE), words: long ? NONE.long : NONE.short, room: long ? 140 : 76 },
       { sample: sample(MEAN), words: roomy ? MEAN.long : MEAN.short, room: roomy ? 110 : 60 },
-      { sample: sample(BEST), words: roomy ? BEST.long : BEST.short, room: 0 },
+      { sample: sample(BEST), words: reward === "arms" ? `${best}: 0, off axis` : best, room: 0 },
     ]),
     ...powers.flatMap((power) => [
       line(left, y(10 ** power), right, y(10 ** power), { stroke: "var(--grid)" }),
@@ -351,7 +360,9 @@ function sweepPanel(plot, reward, skill, found) {
     ...rows.filter((_, i) => i % 10 === 0).flatMap(({ skill: k, pass_rate: p }) => [
       line(x(k), bottom, x(k), bottom + 5),
       text(x(k), bottom + 20, k, { anchor: "middle" }),
-      text(x(k), bottom + 38, fixed(p, 2), { anchor: "middle", "font-size": roomy ? 13 : 11 }),
+      text(Math.min(x(k), right - 6), bottom + 38, rate(p), {
+        anchor: "middle", "font-size": roomy ? 13 : 11,
+      }),
     ]),
   ];
 }
@@ -363,7 +374,7 @@ function draw(state, { width }) {
   const low = Math.min(RANGE[reward][0], baseline - 0.25);
   const high = Math.max(RANGE[reward][1], baseline + 0.25);
   const x = (b) => left + ((right - left) * (b - low)) / (high - low);
-  const plot = { x, left, right, low, high, roomy: width >= 520 };
+  const plot = { x, left, right, low, high, roomy: width >= 640 };
   const about =
     "Top: the variance as a parabola in the baseline b, with no baseline, the mean V, the best b* " +
     "and your b marked. Middle: how often each reward occurs, and its share of the squared score " +

@@ -80,6 +80,11 @@ def pass_rate(reward: str, skill: float) -> float:
     return exact.expected_reward(policy_of(reward, skill), PROMPT, right).item()
 
 
+def rate(value: float) -> str:
+    """A probability with two decimals, or three where two would round it to 0 or to 1."""
+    return fixed(value, 3 if 0 < value < 0.005 or 0.995 <= value < 1 else 2)
+
+
 @cache
 def sweep(reward: str) -> list[list[float]]:
     """Variances of 0, V and b* at skills 0, 0.1, …: (61, 3)."""
@@ -192,15 +197,15 @@ class BaselineVariance(LectureWidget):
             verdict = f"the mean is {significant(1 / times, 3)} times worse than nothing"
         side = "close to V" if abs(best - mean) < 0.005 else "below V" if best < mean else "above V"
         return (
-            f"{NAMES[self.reward]}, pass rate {fixed(p, 2)}: the variance is "
+            f"{NAMES[self.reward]}, pass rate {rate(p)}: the variance is "
             f"{significant(variance['none'], 3)} without a baseline and "
-            f"{significant(variance['mean'], 3)} with the mean reward V = {fixed(mean, 2)} "
+            f"{significant(variance['mean'], 3)} with the mean reward V = {rate(mean)} "
             f"subtracted; here {verdict}. "
-            f"The best constant, b* = {fixed(best, 2)}, gives {significant(variance['best'], 3)}; "
+            f"The best constant, b* = {rate(best)}, gives {significant(variance['best'], 3)}; "
             f"your b = {fixed(self.baseline, 2)} gives {significant(variance['own'], 3)}. "
             f"Right answers are {fixed(100 * p, 1)} % of all answers and hold "
-            f"{fixed(100 * found['right_squares'], 1)} % of the squared score length: "
-            f"b* lies {side}."
+            f"{fixed(100 * found['right_squares'], 1)} % of the squared score length"
+            f"{';' if self.reward == 'graded' else ':'} b* lies {side}."
         )
 
     @property
@@ -266,10 +271,8 @@ def _draw_curve(axis: Axes, page: Axes, marks: list, found: dict, xlim: tuple) -
     lowest, size = found["variance"]["best"], found["score_square"]
     axis.plot(grid, lowest + size * (grid - found["best"]) ** 2, color=INK, linewidth=1.6)
     page.text(LEFT, 20, "Variance of one answer’s gradient", **BOLD)
-    titles = ["no baseline"]
-    titles += [
-        f"{n} = {fixed(b, 2)}" for n, (b, _) in zip(("V", "b*", "your b"), marks[1:], strict=True)
-    ]
+    titles = ["no baseline", f"V = {rate(found['mean'])}", f"b* = {rate(found['best'])}"]
+    titles.append(f"your b = {fixed(marks[3][0], 2)}")
     places = [LEFT + WIDTH * (b - xlim[0]) / (xlim[1] - xlim[0]) for b, _ in marks]
     order = sorted(range(4), key=lambda i: (marks[i][0], i))
     spots = spread([places[i] for i in order], 108, LEFT + 40, LEFT + WIDTH - 40)
@@ -311,7 +314,9 @@ def _draw_shares(axis: Axes, page: Axes, found: dict, xlim: tuple) -> None:
             at = level["reward"] + side * 0.6 * wide * pixel
             face = color if i == 1 else "white"
             axis.bar(at, share, (wide - 4) * pixel, color=face, edgecolor=color, linewidth=1.6)
-            label = "<1 %" if 100 * share < 0.5 else f"{fixed(100 * share, 0)} %"
+            label = f"{fixed(100 * share, 0)} %"
+            if 100 * share < 0.5 or 99.5 <= 100 * share < 100 - 1e-9:
+                label = "<1 %" if share < 0.5 else ">99 %"
             height = share + 5 / (SHARES[1] - 20)
             axis.text(at, height, label, ha="center", fontsize=9, color=INK, path_effects=HALO)
     _mark(axis, 1, found["mean"], 0)
@@ -339,6 +344,8 @@ def _draw_sweep(axis: Axes, page: Axes, widget: BaselineVariance, found: dict) -
     curves = np.array(sweep(widget.reward))  # (skills, 3)
     skills = np.arange(len(curves)) / 10
     names, room = ("no baseline", "mean V", "best b*"), (214, 354, 464)
+    if widget.reward == "arms":  # b* leaves no variance, and a logarithmic axis has no 0
+        names, room = ("none", "mean V", "b*: 0, off axis"), (214, 290, 400)
     for i, key in enumerate(("none", "mean", "best")):
         seen = curves[:, i] >= 10.0**least
         look = {"color": LOOKS[i]["color"], "linestyle": LOOKS[i]["linestyle"], "linewidth": 1.7}
@@ -364,5 +371,5 @@ def _draw_sweep(axis: Axes, page: Axes, widget: BaselineVariance, found: dict) -
         page.text(LEFT - 20, bottom + row, name, ha="right", **SMALL)
     for k in range(MOST_SKILL + 1):
         x = LEFT + WIDTH * k / MOST_SKILL
-        rate = fixed(pass_rate(widget.reward, k), 2)
-        page.text(x, bottom + 38, rate, ha="center", **SMALL)
+        p = rate(pass_rate(widget.reward, k))
+        page.text(x, bottom + 38, p, ha="center", **SMALL)

@@ -45,7 +45,7 @@ export function expectation({ responses }, value) {
   return responses.reduce((sum, response, i) => sum + response.prob * value(response, i), 0);
 }
 
-// |u|² of a whole response: no response visits a row twice, so it is the sum over its tokens of
+// ‖u‖² of a whole response: no response visits a row twice, so it is the sum over its tokens of
 // |e_token − p|² = 1 − 2 p_token + |p|².
 export function squaredScore({ probs }, { tokens, rows }) {
   return rows.reduce((sum, row, t) => sum + 1 - 2 * probs[row][tokens[t]] + dot(probs[row], probs[row]), 0);

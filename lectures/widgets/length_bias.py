@@ -1,8 +1,9 @@
 """Length bias: how much one token of a short and of a long answer weighs under three averages.
 
-Lecture 09. Four answers of one optimiser step, their lengths and advantages; the weight of a token
-is the factor on the gradient of its log-probability, −∂loss/∂log π, from `policy_gradients`
-and autograd. A split into two micro-batches shows why a denominator belongs to the whole step.
+Lecture 09. Four answers to one prompt, the whole of an optimiser step, with their lengths and
+advantages; the weight of a token is the factor on the gradient of its log-probability,
+−∂loss/∂log π, from `policy_gradients` and autograd. A split into two micro-batches shows why a
+denominator belongs to the whole step.
 Leaves out: ratios and clipping (every ratio is 1), and how the advantages came about.
 """
 
@@ -249,8 +250,9 @@ class LengthBias(LectureWidget):
         code = f"Whole step: tokens={sum(self.lengths)} in mean_per_token. "
         return (code if self.split else "") + (
             "Numbers: 1000 × the weight of a token, the factor on its ∇log π. One colour scale "
-            "for all. “Right” means an advantage above 0. GRPO: Shao et al. 2024, eq. 3. "
-            "DAPO: Yu et al. 2025, eq. 12. Dr. GRPO: Liu et al. 2025, section 3.2."
+            "for all. “Right” means an advantage above 0. The answers are one prompt's group, to "
+            "which the papers' averages belong. GRPO: Shao et al. 2024, eq. 3. DAPO: Yu et al. "
+            "2025, eq. 12. Dr. GRPO: Liu et al. 2025, section 3.2."
         )
 
     @property

@@ -73,13 +73,27 @@ def test_the_two_averages_and_the_parabola(changes):
 
 
 def test_the_sentence_explains_the_side_by_the_right_answers():
-    """ "Right answers hold less of the squared score length: b* lies below V" is no accident."""
+    """With rewards 0 and 1, V and b* are the two shares; with partial credit they are not."""
     for reward in module.NAMES:
         for tenth in range(0, 61, 3):
-            found = BaselineVariance(reward=reward, skill=tenth / 10).numbers
-            if abs(found["best"] - found["mean"]) >= 0.005:  # else the sentence says "close to"
-                below = found["right_squares"] < found["pass_rate"]
-                assert below == (found["best"] < found["mean"])
+            made = BaselineVariance(reward=reward, skill=tenth / 10)
+            found = made.numbers
+            if reward == "graded":
+                assert "% of the squared score length; b* lies" in made.sentence
+            else:
+                assert found["mean"] == pytest.approx(found["pass_rate"])
+                assert found["best"] == pytest.approx(found["right_squares"])
+                assert "% of the squared score length: b* lies" in made.sentence
+
+
+def test_no_probability_is_rounded_to_0_or_to_1():
+    assert [module.rate(p) for p in (0, 0.004, 0.0251, 0.9949, 0.9975, 1)] == [
+        "0.00", "0.004", "0.03", "0.99", "0.998", "1.00",
+    ]  # fmt: skip
+    sentence = BaselineVariance(reward="arms", skill=6).sentence
+    assert "pass rate 0.998" in sentence
+    assert "V = 0.998" in sentence
+    assert "b* = 0.002" in sentence
 
 
 def test_the_sentence_names_the_reversal():

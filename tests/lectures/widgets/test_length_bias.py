@@ -226,3 +226,8 @@ def test_no_average_moves_anything_when_all_advantages_are_zero():
 
 def test_four_names_for_four_sliders():
     assert list(LengthBias.lengths.names) == list(NAMES)
+
+
+def test_the_note_says_that_the_answers_are_one_group():
+    """The papers average over the group of one prompt, DAPO too (its eq. 12)."""
+    assert "one prompt's group" in LengthBias().note
