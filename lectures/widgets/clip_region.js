@@ -306,10 +306,11 @@ export function sentence(state) {
   if (zero > 0 && zero < state.tokens.length) parts.push(`Tokens with A = 0, which never push: ${zero}.`);
   if (beyond > 0) {
     const [left, right] = span(state);
+    const symbol = state.method === "gspo" ? "ρ(y)" : "ρ";
     const where =
-      state.method === "gspo"
+      left > 0
         ? `whose ρ(y) is not between ${short(left)} and ${short(right)}, drawn on the edges`
-        : `beyond ρ = ${fixed(right, 0)}, drawn on the right edge`;
+        : `beyond ${symbol} = ${fixed(right, 0)}, drawn on the right edge`;
     parts.push(`Tokens ${where}: ${beyond}.`);
   }
   return parts.join(" ");

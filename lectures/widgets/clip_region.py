@@ -439,8 +439,9 @@ class ClipRegion(LectureWidget):
             parts.append(f"Tokens with A = 0, which never push: {zero}.")
         left, right = self.span
         if beyond := int((ratios < left).sum() + (ratios > right).sum()):
-            where = f"Tokens beyond ρ = {fixed(right, 0)}, drawn on the right edge"
-            if self.method == "gspo":
+            symbol = "ρ(y)" if self.method == "gspo" else "ρ"
+            where = f"Tokens beyond {symbol} = {fixed(right, 0)}, drawn on the right edge"
+            if left > 0:
                 ends = f"{_short(left)} and {_short(right)}"
                 where = f"Tokens whose ρ(y) is not between {ends}, drawn on the edges"
             parts.append(f"{where}: {beyond}.")

@@ -262,6 +262,8 @@ def test_the_sequence_ratio_is_called_as_in_the_notation():
     assert "above ρ(y) = 1.0004 every token of a sequence with A > 0" in sentence
     beyond = ClipRegion(method="gspo", tokens=[[1.5, 1.0]]).sentence
     assert "Tokens whose ρ(y) is not between 0.998 and 1.002, drawn on the edges: 1." in beyond
+    wide = ClipRegion(method="gspo", eps_low=1.0, tokens=[[3.5, 1.0]]).sentence
+    assert "Tokens beyond ρ(y) = 3, drawn on the right edge: 1." in wide
 
 
 def test_the_weight_of_gspo_is_before_its_average():
