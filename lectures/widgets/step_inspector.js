@@ -39,6 +39,8 @@ function responseAt({ responses }, token) {
   return places.get(responses)[token];
 }
 
+const groupOf = (step, token) => Math.floor(responseAt(step, token) / step.group);
+const leftOut = ({ groups }, row, group) => groups[group].discarded || row.dropped.includes(group);
 const advantageOf = (step, row, token) =>
   row.advantages[row.per_token ? token : responseAt(step, token)];
 
@@ -55,14 +57,14 @@ export function terms({ step, algorithm, update }, token) {
   const logps = step.logp[update - 1];
   const response = responseAt(step, token);
   const [from, to] = step.responses[response].span;
-  const group = Math.floor(response / step.group);
+  const group = groupOf(step, token);
   const logp = logps[token];
   const old = step.old[token];
   const ratio = Math.exp(logp - old);
   const advantage = advantageOf(step, row, token);
   const given = row.weights[update - 1][token];
   const gate = row.gates[update - 1][token];
-  const out = step.groups[group].discarded || row.dropped.includes(group);
+  const out = leftOut(step, row, group);
   const found = { token, row, response, group, logp, old, ratio, advantage, given, gate, out, from, to };
   if (!row.formula || out) return { ...found, weight: out ? 0 : given };
 
@@ -74,7 +76,7 @@ export function terms({ step, algorithm, update }, token) {
     return SURROGATES[row.surrogate](own, row.knobs);
   };
   const { term, weight: own } = at(token);
-  // a sequence's term stands on each of its tokens, and 1/|y| of each belongs to this one
+  // a sequence's term stands on each of its tokens; by this token's log π each has 1/|y| of it
   const slope = row.surrogate !== "gspo" ? own
     : sum(logps.slice(from, to).map((_, i) => at(from + i).weight)) / (to - from);
   const counts = { ...step.counts };
@@ -84,7 +86,7 @@ export function terms({ step, algorithm, update }, token) {
   const kl = KL[row.estimator](d);
   const loss = -term + row.beta * kl.value;
   const weight = (slope - row.beta * kl.slope) * share * step.scale;
-  return { ...found, rho, meanLogRatio, term, slope, share, d, kl, loss, weight };
+  return { ...found, rho, meanLogRatio, term, own, slope, share, d, kl, loss, weight };
 }
 
 // The present picture's numbers, the same as StepInspector.numbers in Python.
@@ -100,11 +102,12 @@ export function numbers(given) {
 
 // --- words ---------------------------------------------------------------------------------
 
+// With its sign: "0" is exactly 0, and "+0.00" is not.
 const signed = (value, digits = 2) => {
-  const text = fixed(value, Math.abs(value) >= 99.5 ? 0 : Math.abs(value) >= 9.95 ? 1 : digits);
-  return Number(text.replace("−", "-")) > 0 ? `+${text}` : text;
+  const size = Math.abs(value);
+  const text = fixed(size, size >= 99.5 ? 0 : size >= 9.95 ? 1 : digits);
+  return value === 0 ? "0" : `${value > 0 ? "+" : "−"}${text}`;
 };
-const shownSign = (value) => Math.sign(Number(signed(value).replace("−", "-")));
 
 // Tokens that the algorithm to compare with treats otherwise: another sign, or another clip state.
 export function differences({ step, algorithm, compare, update }) {
@@ -112,38 +115,74 @@ export function differences({ step, algorithm, compare, update }) {
   const [one, other] = [algorithm, compare].map((key) => rowOf(step, key));
   const [a, b] = [one, other].map((row) => row.weights[update - 1]);
   const [g, h] = [one, other].map((row) => row.gates[update - 1]);
-  return step.texts.flatMap((_, i) => (g[i] !== h[i] || shownSign(a[i]) !== shownSign(b[i]) ? [i] : []));
+  return step.texts.flatMap((_, i) => (g[i] !== h[i] || Math.sign(a[i]) !== Math.sign(b[i]) ? [i] : []));
 }
 
-const edge = (value) => fixed(value, Math.abs(value - 1) < 0.01 ? 4 : 2);
+// At most six decimals, no more than needed: 1.2, 1.0125, 1.0004.
+const edge = (value) => String(Number(value.toFixed(6))).replace("-", "−");
 const tokens = (n) => (n === 1 ? "1 token" : `${n} tokens`);
+// What the hatching of a surrogate says; a surrogate without a clip has no hatching.
+const HATCHED = { cispo: "bounded", reinforce: "", unclipped: "", sapo: "" };
+const hatched = ({ surrogate }) => HATCHED[surrogate] ?? "clipped";
 
 // What the clip did, in words.
 function clipped({ step, update }, row) {
   const gates = row.gates[update - 1];
-  const total = step.texts.length;
+  const every = tokens(step.texts.length);
   const count = (letter) => gates.split(letter).length - 1;
-  const [high, low, dual, bounded] = ["h", "l", "d", "b"].map(count);
-  const { eps_low: below, eps_high: above } = row.knobs;
-  if (row.surrogate === "reinforce") return "no ratio, so no clip";
-  if (row.surrogate === "cispo") {
-    return `the weight of ${bounded} of ${tokens(total)} is bounded at ${edge(1 + above)}, none is silenced`;
+  const [high, low, dual, cut, raised] = ["h", "l", "d", "b", "f"].map(count);
+  const { eps_low: below, eps_high: above, dual_clip: c } = row.knobs;
+  const fresh = step.logp[update - 1].every((x, i) => Math.abs(x - step.old[i]) < 1e-4);
+  const ones = fresh ? "every ratio is 1, so " : "";
+  if (row.surrogate === "reinforce") {
+    const stale = "; the samples are the old policy's, and nothing corrects for it";
+    return `no ratio, so no clip${fresh ? "" : stale}`;
   }
+  if (row.surrogate === "unclipped") return "no clip: no token is silenced";
   if (row.surrogate === "sapo") return "a soft gate: no token is silenced";
-  const silent = high + low + dual;
-  if (silent === 0) {
-    const fresh = step.logp[update - 1].every((x, i) => Math.abs(x - step.old[i]) < 1e-4);
-    return `${fresh ? "every ratio is 1, so " : ""}no token is clipped`;
+  if (row.surrogate === "cispo") {
+    if (cut + raised === 0) return `${ones}no ratio is bounded`;
+    const words = [`cut to ${edge(1 + above)}`, `raised to ${edge(1 - below)}`];
+    const rest = raised > 0 ? ` and that of ${raised} ${words[1]}` : "";
+    const what = cut === 0 ? `${raised} of ${every} is ${words[1]}` : `${cut} of ${every} is ${words[0]}${rest}`;
+    return `the ratio of ${what}, none is silenced`;
   }
-  const edges = above !== undefined && below !== undefined && row.formula;
-  const parts = [
-    [high, edges ? `above ${edge(1 + above)} with A > 0` : "with A > 0"],
-    [low, edges ? `below ${edge(1 - below)} with A < 0` : "with A < 0"],
-    [dual, "far above 1 with A < 0"],
-  ].filter(([n]) => n > 0).map(([n, where]) => `${n} ${where}`);
-  const got = row.beta > 0 ? "get only the KL's gradient" : "get no gradient";
-  const ratio = row.surrogate === "gspo" ? "whole responses, by their own ratio: " : "";
-  return `${silent} of ${tokens(total)} ${got} (${ratio}${parts.join(", ")})`;
+  const silent = high + low + dual;
+  if (silent === 0) return `${ones}no token is clipped`;
+  const places = row.formula
+    ? [`above ${edge(1 + above)} with A > 0`, `below ${edge(1 - below)} with A < 0`, `above c = ${edge(c || 1)} with A < 0`]
+    : ["with A > 0", "with A < 0", "with A < 0 and ρ above 1"];
+  const where = [high, low, dual].map((n, i) => n > 0 && `${n} ${places[i]}`).filter(Boolean).join(", ");
+  if (!row.formula) return `${silent} of ${every} ${silent === 1 ? "gets" : "get"} no gradient (${where})`;
+  const ratio = row.surrogate === "gspo" ? "whole responses, by their ρ(y): " : "";
+  return row.beta > 0
+    ? `the clip leaves ${silent} of ${every} only the KL's gradient (${ratio}${where})`
+    : `the clip silences ${silent} of ${every} (${ratio}${where})`;
+}
+
+// How many tokens have no gradient for another reason than the clip, in words.
+function without({ step, update }, row) {
+  const idle = [];
+  let outside = 0;
+  step.texts.forEach((_, i) => {
+    if (leftOut(step, row, groupOf(step, i))) outside += 1;
+    else if (advantageOf(step, row, i) === 0) idle.push(i);
+  });
+  let words = "";
+  if (idle.length > 0) {
+    const more = /[hld]/.test(row.gates[update - 1]);
+    const count = more ? `${idle.length} more` : tokens(idle.length);
+    const [has, gets] = idle.length === 1 ? ["has", "gets"] : ["have", "get"];
+    words = `; ${count} ${has} advantage 0`;
+    if (row.formula && row.beta > 0) words += ` and ${gets} only the KL's ${more ? "anyway" : "gradient"}`;
+    else if (idle.every((i) => row.weights[update - 1][i] === 0)) {
+      words += ` and ${gets} ${more ? "none anyway" : "no gradient"}`;
+    }
+  }
+  if (outside > 0) {
+    words += `; ${tokens(outside)} ${outside === 1 ? "belongs to a group" : "belong to groups"} left out of the loss`;
+  }
+  return words;
 }
 
 // The result in words; the same text as StepInspector.sentence in Python.
@@ -153,26 +192,26 @@ export function sentence(given) {
   const row = rowOf(step, algorithm);
   const weights = row.weights[update - 1];
   const when = step.made > 0 ? `update ${update} of ${step.made}` : "no update was made";
-  const first = `${row.label}, ${when}: ${clipped(state, row)}`;
-  const still = step.texts.filter((_, i) => Math.abs(advantageOf(step, row, i)) < 1e-6).length;
-  const idle = still > 0 ? `; ${still} have zero advantage` : "";
+  const first = `${row.label}, ${when}: ${clipped(state, row)}${without(state, row)}`;
   const largest = weights.reduce((best, w, i) => (Math.abs(w) > Math.abs(weights[best]) ? i : best), 0);
   const response = responseAt(step, largest);
-  const { label } = step.groups[Math.floor(response / step.group)];
+  const { label } = step.groups[groupOf(step, largest)];
   const where = `“${step.texts[largest]}” in “${label} → ${step.responses[response].answer}”`;
   const push = weights[largest] === 0 ? "nothing is pushed"
     : `the largest push is ${signed(weights[largest])} on ${where}`;
   const n = differences(state).length;
   const other = compare === "none" ? ""
     : ` ${rowOf(step, compare).label} treats ${tokens(n)} differently (sign or clip).`;
-  return `${first}${idle}; ${push}.${other}`;
+  return `${first}; ${push}.${other}`;
 }
 
 export function note({ step, algorithm }) {
   const row = rowOf(step, algorithm);
   const scale = step.scale.toLocaleString("en-US");
-  return `${row.note} ${step.source}. Weight: −∂loss/∂log π × ${scale}; + raises the token's `
-    .trimStart() + "probability. Hatched: clipped. Click a token, or use the arrow keys.";
+  const cut = hatched(row);
+  return `${row.note} ${step.source}. Weight: −∂loss/∂log π × ${scale}; + pushes up the token's `
+    .trimStart() + `probability. ${cut && `Hatched: ${cut}. `}Click a token, or use the arrow keys: `
+    + "its loss is written out below the tokens.";
 }
 
 // A number inside a formula: four significant digits, powers of ten where they are shorter.
@@ -184,7 +223,6 @@ function num(value) {
   const [digits, power] = value.toExponential(3).split("e");
   return `${String(Number(digits)).replace("-", "−")} × 10^{${String(Number(power)).replace("-", "−")}}`;
 }
-const bound = (value) => String(Number(value.toFixed(6))).replace("-", "−"); // 1.0004, not 1
 const inside = (value) => (value < 0 ? `(${num(value)})` : num(value));
 
 // The advantage in its own numbers, where the browser knows the formula.
@@ -247,28 +285,35 @@ export function lines(state, token) {
   const { eps_low: eLow, eps_high: eHigh, dual_clip: c } = row.knobs;
   const size = to - from;
   const a = inside(A);
-  const { term, slope } = found;
-  const range = `${bound(1 - eLow)}, ${bound(1 + eHigh)}`;
+  const { term, own, slope } = found;
+  let slopeName = "slope";
+  const range = `${edge(1 - eLow)}, ${edge(1 + eHigh)}`;
   const clip = (x) => Math.min(Math.max(x, 1 - eLow), 1 + eHigh);
   const gated = (x, name) => {
     const plain = x * A;
     const bound = clip(x) * A;
     const dual = (lower, floor) => (c && A < 0 ? `max(${lower}, ${floor})` : lower);
     const formula = dual(`min(${name} A, clip(${name}, ${range}) A)`, `${num(c ?? 0)} A`);
-    const own = dual(`min(${num(plain)}, ${num(bound)})`, num((c ?? 0) * A));
-    list.push(["Objective", `${formula} = ${own} = ${num(term)}`]);
-    const why = A === 0 ? "A is 0" : slope === 0 ? "the constant is chosen" : `${name} A is chosen`;
-    list.push(["Its slope", `${why}: ∂/∂${LOG_PI} = ${slope === 0 ? "0" : `${name} A = ${num(slope)}`}`]);
+    const inNumbers = dual(`min(${num(plain)}, ${num(bound)})`, num((c ?? 0) * A));
+    list.push(["Objective", `${formula} = ${inNumbers} = ${num(term)}`]);
+    const why = A === 0 ? "A is 0" : own === 0 ? "the constant is chosen" : `${name} A is chosen`;
+    return `${why}: ∂/∂${LOG_PI}${own === 0 ? " = 0" : ""}`;
   };
   ({
     reinforce: () => list.push(["Objective", `A ${LOG_PI} = ${a} × ${inside(logp)} = ${num(term)}`],
       ["Its slope", `∂/∂${LOG_PI} = A = ${num(slope)}`]),
     unclipped: () => list.push(["Objective", `ρ A = ${num(ratio)} × ${a} = ${num(term)}`],
       ["Its slope", `∂/∂${LOG_PI} = ρ A = ${num(slope)}`]),
-    ppo_clip: () => gated(ratio, "ρ"),
+    ppo_clip: () => list.push(["Its slope", gated(ratio, "ρ") + (own === 0 ? "" : ` = ρ A = ${num(own)}`)]),
     gspo: () => {
-      list.push(["Sequence ratio s", `exp(mean of ${LOG_PI} − ${OLD} over ${size}) = exp(${num(found.meanLogRatio)}) = ${num(found.rho)}`]);
-      gated(found.rho, "s");
+      list.push(["Sequence ρ(y)", `exp(mean of ${LOG_PI} − ${OLD} over ${size}) = exp(${num(found.meanLogRatio)}) = ${num(found.rho)}`]);
+      const one = ` = ρ(y) A / |y| = ${num(found.rho)} × ${a} / ${size} = ${num(own / size)}`;
+      list.push(["Its slope", gated(found.rho, "ρ(y)") + (own === 0 ? "" : one)]);
+      if (own === 0 && !row.per_token) return;
+      slopeName = "summed slope";
+      list.push(["Summed slope", row.per_token
+        ? `ρ(y) A_{t} / |y| over all tokens t of the response whose ρ(y) A_{t} is chosen: ${num(slope)}`
+        : `the term stands on each of the ${tokens(size)}: ${size} × ${inside(own / size)} = ${num(slope)}`]);
     },
     cispo: () => list.push(["Objective", `[clip(ρ, ${range})] A ${LOG_PI} = ${num(clip(ratio))} × ${a} × ${inside(logp)} = ${num(term)}`],
       ["Its slope", `[ ] is a constant: ∂/∂${LOG_PI} = ${num(clip(ratio))} × ${a} = ${num(slope)}`]),
@@ -302,11 +347,11 @@ export function lines(state, token) {
   }[row.average];
   list.push(["In the step's loss", `${num(found.loss)} / ${share.includes("×") ? `(${share})` : share} = ${num(found.loss * found.share)} (${divisor})`]);
   const scale = step.scale.toLocaleString("en-US");
-  const [words, own] = row.beta > 0
-    ? ["(slope − β KL slope)", `(${num(slope)} − ${num(row.beta)} × ${inside(kl.slope)})`]
-    : ["slope", num(slope)];
+  const [words, numbers] = row.beta > 0
+    ? [`(${slopeName} − β KL slope)`, `(${num(slope)} − ${num(row.beta)} × ${inside(kl.slope)})`]
+    : [slopeName, num(slope)];
   const divided = share.includes("×") ? `(${share})` : share;
-  list.push(["Weight", `${words} / ${divided} × ${scale} = ${own} / ${divided} × ${scale} = ${found.weight > 0 ? "+" : ""}${num(found.weight)}`]);
+  list.push(["Weight", `${words} / ${divided} × ${scale} = ${numbers} / ${divided} × ${scale} = ${found.weight > 0 ? "+" : ""}${num(found.weight)}`]);
   return list;
 }
 
@@ -320,8 +365,10 @@ const LOOK = `
   }
   .group { padding-top: 8px; }
   .head {
-    padding: 5px 0 4px; display: flex; flex-wrap: wrap; gap: 2px 10px; align-items: baseline;
+    position: sticky; top: 0; z-index: 1; margin: 0 -8px; padding: 5px 8px 4px;
+    background: var(--paper); display: flex; flex-wrap: wrap; gap: 2px 10px; align-items: baseline;
   }
+  .head.tall { position: static; }
   .head b { font-weight: 600; }
   .badge { color: var(--soft); font-size: 13px; }
   .response { display: flex; gap: 8px; align-items: stretch; padding: 2px 0; }
@@ -441,8 +488,12 @@ export function react(key, given) {
   return open[state.token] || !open.includes(true) ? {} : { token: open.indexOf(true) };
 }
 const NONE = {
-  clipped: "No token is clipped at this update.", alike: "Every group of this step has contrast.",
-  end: "No response has an end token.", all: "",
+  clipped: (row) => ({
+    clipped: "No token is clipped at this update.", bounded: "No ratio is bounded at this update.",
+  }[hatched(row)] ?? "This algorithm has no clip."),
+  alike: () => "The shown groups have contrast.",
+  end: () => "No shown response has an end token.",
+  all: () => "",
 };
 
 // "π_{old}" with a subscript, "10^{−4}" with a superscript.
@@ -485,10 +536,11 @@ function build(data) {
   });
   view.groups = step.groups.map((group, i) => {
     const badge = html("span", { class: "badge" });
-    const head = html("div", { class: "head" }, html("b", {}, group.prompt), badge);
+    const look = group.prompt.length > 160 ? "head tall" : "head"; // a long one may scroll away
+    const head = html("div", { class: look }, html("b", {}, group.prompt), badge);
     const members = view.responses.slice(i * step.group, (i + 1) * step.group);
     const name = { role: "group", "aria-label": `prompt ${group.label}` };
-    return { badge, node: html("div", { class: "group", ...name }, head, ...members.map(({ node }) => node)) };
+    return { badge, head, node: html("div", { class: "group", ...name }, head, ...members.map(({ node }) => node)) };
   });
   view.empty = html("p", { class: "empty gone" });
   view.scroll = html("div", { class: "scroll", role: "group", "aria-label": "Tokens of the step" },
@@ -504,16 +556,17 @@ function build(data) {
   return view;
 }
 
-// Scrolls the tokens, never the page, until the chosen one is in sight, with its whole group if
-// that fits.
+// Scrolls the tokens, never the page, until the chosen one is in sight below its prompt, with its
+// whole group if that fits.
 function bringIntoSight({ scroll, cells, groups, step, token }) {
-  const group = groups[Math.floor(step.of[token] / step.group)].node;
-  const [cell, around, box] = [cells[token].node, group, scroll].map((node) => node.getBoundingClientRect());
+  const { node, head } = groups[Math.floor(step.of[token] / step.group)];
+  const boxes = [cells[token].node, node, head, scroll].map((part) => part.getBoundingClientRect());
+  const [cell, around, prompt, box] = boxes;
   if (cell.height === 0 || box.height === 0) return; // filtered out, or not yet in the page
-  if (cell.top >= box.top && cell.bottom <= box.bottom) return;
+  const covered = head.classList.contains("tall") ? 0 : prompt.height + 3;
+  if (cell.top >= box.top + covered && cell.bottom <= box.bottom) return;
   const whole = around.height < box.height - 8;
-  if (whole && around.top >= box.top) scroll.scrollTop += around.bottom - box.bottom + 8;
-  else scroll.scrollTop += (whole ? around.top : cell.top - 34) - box.top - 1;
+  scroll.scrollTop += (whole ? around.top : cell.top - covered) - box.top - 1;
 }
 
 // Left and right move over the tokens that the filter shows, up and down to the response before
@@ -547,7 +600,7 @@ function move(view, i, event) {
   view.choose(target());
 }
 
-const GATES = { h: "clipped", l: "clipped", d: "clipped", b: "weight bounded" };
+const GATES = { h: "clipped", l: "clipped", d: "clipped", b: "ratio cut", f: "ratio raised" };
 
 function redraw(view, dark) {
   const { step } = view;
@@ -596,7 +649,7 @@ function redraw(view, dark) {
   });
   const nothing = !view.visible.includes(true);
   view.empty.classList.toggle("gone", !nothing);
-  view.empty.textContent = NONE[state.filter];
+  view.empty.textContent = NONE[state.filter](row);
   drawScale(view, state, row, dark);
   drawDetail(view, state);
   if (view.token !== state.token) {
@@ -614,8 +667,7 @@ function remark({ step }, row, g) {
   const own = row.per_token
     ? row.advantages.slice(step.responses[from].span[0], step.responses[to - 1].span[1])
     : row.advantages.slice(from, to);
-  const silent = own.every((a) => Math.abs(a) < 1e-6);
-  if (silent) return `no contrast: every advantage is 0${row.beta > 0 ? ", the KL is left" : ""}`;
+  if (own.every((a) => a === 0)) return `no contrast: every advantage is 0${row.beta > 0 ? ", the KL is left" : ""}`;
   if (!step.groups[g].alike) return "";
   return "equal rewards, and yet advantages: they do not come from the rewards of this group alone";
 }
@@ -627,10 +679,10 @@ function drawScale(view, state, row, dark) {
   });
   const key = (look, words) => html("span", { class: "key" },
     html("span", { class: `cell ${look}`, "aria-hidden": "true" }), words);
-  const clip = row.surrogate === "cispo" ? "bounded" : "clipped";
+  const clip = hatched(row);
   view.scale.replaceChildren(
     html("span", { class: "key" }, NAMES[state.show], html("span", { class: "ramp" }, ...ramp)),
-    key("clip", clip),
+    ...(clip ? [key("clip", clip)] : []),
     ...(state.compare === "none" ? [] : [key("differs", `${rowOf(view.step, state.compare).label} differs`)]),
   );
 }
@@ -640,7 +692,8 @@ function drawDetail(view, state) {
   const response = view.step.of[i];
   const { span, answer } = view.step.responses[response];
   const group = view.step.groups[Math.floor(response / view.step.group)];
-  const title = `“${view.step.texts[i]}”, token ${i - span[0] + 1} of ${span[1] - span[0]} in “${group.label} → ${answer}”`;
+  const title = `“${view.step.texts[i]}”, token ${i - span[0] + 1} of ${span[1] - span[0]} in “${group.label} → ${answer}”`
+    + (view.visible[i] ? "" : ", outside the filter");
   const rows = lines(state, i).flatMap(([name, words]) => [
     html("dt", {}, ...formula(name)), html("dd", {}, ...formula(words)),
   ]);

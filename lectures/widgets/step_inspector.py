@@ -9,6 +9,7 @@ chosen token's loss is written out term by term. Without a record it shows the c
 """
 
 import math
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ from lectures.widgets.base import (
     as_number,
     module,
 )
-from lectures.widgets.step_view import LABELS, Own, fitting, row, tensors, view, weights
+from lectures.widgets.step_view import LABELS, Own, fitting, row, short, tensors, view, weights
 from lectures.widgets.still import (
     DEAD,
     HATCH,
@@ -50,9 +51,11 @@ SHOWS = {
     "probability": "probability π",
 }  # fmt: skip
 FILTERS = {
-    "all": "all tokens", "clipped": "clipped tokens", "alike": "no-contrast groups",
+    "all": "all tokens", "clipped": "clipped or bounded", "alike": "no-contrast groups",
     "end": "end tokens",
 }  # fmt: skip
+# What the hatching of a surrogate says; a surrogate without a clip has no hatching.
+HATCHED = {"cispo": "bounded", "reinforce": "", "unclipped": "", "sapo": ""}
 
 
 class _UpdateOfThisRecord(Slider):
@@ -192,22 +195,25 @@ class StepInspector(LectureWidget):
             if numbers[largest]
             else "nothing is pushed"
         )
-        still = sum(abs(self._advantage(found, i)) < 1e-6 for i in range(len(step["texts"])))
-        idle = f"; {still} have zero advantage" if still else ""
         other = ""
         if self.compare != "none":
             count = _tokens(len(self._differences()))
             other = (
                 f" {self._row(self.compare)['label']} treats {count} differently (sign or clip)."
             )
-        return f"{found['label']}, {when}: {self._clipped(found)}{idle}; {push}.{other}"
+        return (
+            f"{found['label']}, {when}: {self._clipped(found)}{self._idle(found)}; {push}.{other}"
+        )
 
     @property
     def note(self) -> str:
+        found = self._row()
+        hatched = HATCHED.get(found["surrogate"], "clipped")
         return (
-            f"{self._row()['note']} {self.step['source']}. Weight: −∂loss/∂log π × "
-            f"{self.step['scale']:,.0f}; + raises the token's probability. Hatched: clipped. Click "
-            "a token, or use the arrow keys."
+            f"{found['note']} {self.step['source']}. Weight: −∂loss/∂log π × "
+            f"{self.step['scale']:,.0f}; + pushes up the token's probability. "
+            f"{f'Hatched: {hatched}. ' if hatched else ''}Click a token, or use the arrow keys: "
+            "its loss is written out below the tokens."
         ).lstrip()
 
     def react(self, key: str) -> dict[str, Any]:
@@ -251,7 +257,7 @@ class StepInspector(LectureWidget):
         if self.compare == "none":
             return []
         at, pair = self.update - 1, (self._row(), self._row(self.compare))
-        signs = [[_shown_sign(x) for x in found["weights"][at]] for found in pair]
+        signs = [[(x > 0) - (x < 0) for x in found["weights"][at]] for found in pair]
         gates = [found["gates"][at] for found in pair]
         return [
             i
@@ -260,66 +266,133 @@ class StepInspector(LectureWidget):
         ]
 
     def _clipped(self, found: dict[str, Any]) -> str:
-        gates, total = found["gates"][self.update - 1], len(self.step["texts"])
-        high, low, dual, bounded = (gates.count(letter) for letter in "hldb")
+        """What the clip did, in words."""
+        gates, every = found["gates"][self.update - 1], _tokens(len(self.step["texts"]))
+        high, low, dual, cut, raised = (gates.count(letter) for letter in "hldbf")
         knobs, surrogate = found["knobs"], found["surrogate"]
+        logp, old = self.step["logp"][self.update - 1], self.step["old"]
+        fresh = all(abs(a - b) < 1e-4 for a, b in zip(logp, old, strict=True))
+        ones = "every ratio is 1, so " if fresh else ""
         if surrogate == "reinforce":
-            return "no ratio, so no clip"
-        if surrogate == "cispo":
-            bound = _edge(1 + knobs["eps_high"])
-            return (
-                f"the weight of {bounded} of {_tokens(total)} is bounded at {bound}, none is "
-                "silenced"
-            )
+            stale = "; the samples are the old policy's, and nothing corrects for it"
+            return f"no ratio, so no clip{'' if fresh else stale}"
+        if surrogate == "unclipped":
+            return "no clip: no token is silenced"
         if surrogate == "sapo":
             return "a soft gate: no token is silenced"
+        if surrogate == "cispo":
+            ceiling, floor = _edge(1 + knobs["eps_high"]), _edge(1 - knobs["eps_low"])
+            if cut + raised == 0:
+                return f"{ones}no ratio is bounded"
+            words = [f"cut to {ceiling}", f"raised to {floor}"]
+            if cut == 0:
+                what = f"{raised} of {every} is {words[1]}"
+            else:
+                what = f"{cut} of {every} is {words[0]}"
+                what += f" and that of {raised} {words[1]}" if raised else ""
+            return f"the ratio of {what}, none is silenced"
         silent = high + low + dual
         if silent == 0:
-            logp, old = self.step["logp"][self.update - 1], self.step["old"]
-            fresh = all(abs(a - b) < 1e-4 for a, b in zip(logp, old, strict=True))
-            return f"{'every ratio is 1, so ' if fresh else ''}no token is clipped"
-        edges = found["formula"] and {"eps_low", "eps_high"} <= knobs.keys()
-        above = f"above {_edge(1 + knobs['eps_high'])} with A > 0" if edges else "with A > 0"
-        below = f"below {_edge(1 - knobs['eps_low'])} with A < 0" if edges else "with A < 0"
-        parts = [(high, above), (low, below), (dual, "far above 1 with A < 0")]
+            return f"{ones}no token is clipped"
+        if not found["formula"]:
+            above, below, far = "with A > 0", "with A < 0", "with A < 0 and ρ above 1"
+        else:
+            above = f"above {_edge(1 + knobs['eps_high'])} with A > 0"
+            below = f"below {_edge(1 - knobs['eps_low'])} with A < 0"
+            far = f"above c = {_edge(knobs.get('dual_clip') or 1)} with A < 0"
+        parts = [(high, above), (low, below), (dual, far)]
         where = ", ".join(f"{n} {words}" for n, words in parts if n)
-        got = "get only the KL's gradient" if found["beta"] > 0 else "get no gradient"
-        ratio = "whole responses, by their own ratio: " if surrogate == "gspo" else ""
-        return f"{silent} of {_tokens(total)} {got} ({ratio}{where})"
+        if not found["formula"]:
+            return f"{silent} of {every} {'gets' if silent == 1 else 'get'} no gradient ({where})"
+        ratio = "whole responses, by their ρ(y): " if surrogate == "gspo" else ""
+        if found["beta"] > 0:
+            return f"the clip leaves {silent} of {every} only the KL's gradient ({ratio}{where})"
+        return f"the clip silences {silent} of {every} ({ratio}{where})"
+
+    def _idle(self, found: dict[str, Any]) -> str:
+        """How many tokens have no gradient for another reason than the clip, in words."""
+        idle, outside, words = [], 0, ""
+        for i, response in enumerate(self.step["responses"]):
+            group, span = i // self.step["group"], range(*response["span"])
+            if self.step["groups"][group]["discarded"] or group in found["dropped"]:
+                outside += len(span)
+            else:
+                idle += [token for token in span if self._advantage(found, token) == 0]
+        if idle:
+            more = any(letter in "hld" for letter in found["gates"][self.update - 1])
+            count = f"{len(idle)} more" if more else _tokens(len(idle))
+            has, gets = ("has", "gets") if len(idle) == 1 else ("have", "get")
+            words = f"; {count} {has} advantage 0"
+            if found["formula"] and found["beta"] > 0:
+                words += f" and {gets} only the KL's" + (" anyway" if more else " gradient")
+            elif not any(found["weights"][self.update - 1][i] for i in idle):
+                words += f" and {gets} " + ("none anyway" if more else "no gradient")
+        if outside:
+            belong = "belongs to a group" if outside == 1 else "belong to groups"
+            words += f"; {_tokens(outside)} {belong} left out of the loss"
+        return words
 
     def draw_still(self, still: Still) -> None:
-        """The chosen token's group and its neighbour as the browser draws them, then the token."""
-        step, found, size = self.step, self._row(), self.step["group"]
+        """The chosen token's group and its neighbours as the browser draws them, then the token."""
+        step, found = self.step, self._row()
         axis = still.axes(0, 0, PICTURE_WIDTH, still.body)
         axis.set(xlim=(0, PICTURE_WIDTH), ylim=(still.body, 0))
         axis.axis("off")
-        chosen = self._response(self.token) // size
-        fit = max(1, int((still.body - 74) / (size * ROW + 34)))
-        first = max(0, min(chosen, len(step["groups"]) - fit))
-        top = 8
-        for group in range(first, min(first + fit, len(step["groups"]))):
-            top = self._draw_group(axis, found, group, top) + 6
+        visible, top, bottom = set(self._visible()), 8, still.body - 66
+        for members in self._in_still(visible, bottom - top):
+            top = self._draw_group(axis, members, visible, top, bottom) + 6
+        if not visible:
+            axis.text(0, 21, "The filter shows no token.", va="center", fontsize=10, color=INK)
         given, ratio = self._advantage(found, self.token), self.numbers["ratio"][self.token]
-        words = (
-            f"“{step['texts'][self.token]}”, framed:  ρ = {fixed(ratio, 3)},  A = {_signed(given)},"
-            f"  weight {_signed(found['weights'][self.update - 1][self.token], 3)}.  The widget "
-            "writes out its loss, term by term."
-        )
+        seen = "framed" if self.token in visible else "outside the filter"
+        words = f"“{short(step['texts'][self.token])}”, {seen}:  ρ = {fixed(ratio, 3)}"
+        if found["surrogate"] == "gspo":
+            span = slice(*step["responses"][self._response(self.token)]["span"])
+            logs = zip(step["logp"][self.update - 1][span], step["old"][span], strict=True)
+            mean = sum(a - b for a, b in logs) / (span.stop - span.start)
+            words += f",  ρ(y) = {fixed(math.exp(mean), 4)}"
+        weight = found["weights"][self.update - 1][self.token]
+        words += f",  A = {_signed(given)},  weight {_signed(weight, 3)}."
         axis.text(0, still.body - 46, words, va="center", fontsize=9.5, color=INK, **AS_IT_IS)
-        legend = f"Full colour at ±{brief(self._full(found))}; hatched: clipped"
+        hatched = HATCHED.get(found["surrogate"], "clipped")
+        legend = f"Full colour at ±{brief(self._full(found))}"
+        legend += f"; hatched: {hatched}" if hatched else ""
         if self.compare != "none":
-            legend += f"; underlined: {self._row(self.compare)['label']} differs"
+            legend += f"; underlined: {short(self._row(self.compare)['label'])} differs"
         axis.text(0, still.body - 24, f"{legend}.", va="center", fontsize=9.5, color=SOFT)
 
-    def _draw_group(self, axis: Axes, found: dict[str, Any], group: int, top: float) -> float:
-        """One prompt and its responses; returns where the next one may begin."""
-        step, at, size = self.step, self.update - 1, self.step["group"]
+    def _in_still(self, visible: set[int], room: float) -> list[list[int]]:
+        """The responses that the filter shows, by group: the chosen token's and its neighbours."""
+        step, size = self.step, self.step["group"]
+        spans = [range(*response["span"]) for response in step["responses"]]
+        open_ = [not visible.isdisjoint(span) for span in spans]
+        groups = [[i for i in range(g * size, (g + 1) * size) if open_[i]]
+                  for g in range(len(step["groups"]))]  # fmt: skip
+        chosen = self._response(self.token) // size
+        heights = [34 + ROW * len(members) if members else 0 for members in groups]
+        first = last = chosen
+        room -= heights[chosen]
+        while last + 1 < len(groups) and heights[last + 1] <= room:
+            last += 1
+            room -= heights[last]
+        while first > 0 and heights[first - 1] <= room:
+            first -= 1
+            room -= heights[first]
+        return [members for members in groups[first : last + 1] if members]
+
+    def _draw_group(
+        self, axis: Axes, members: list[int], visible: set[int], top: float, bottom: float
+    ) -> float:
+        """One prompt and those of its responses; returns where the next one may begin."""
+        step, found, at = self.step, self._row(), self.update - 1
         differs, full = set(self._differences()), self._full(found)
-        words = step["groups"][group]["prompt"].replace("\n", " ")
+        words = step["groups"][members[0] // step["group"]]["prompt"].replace("\n", " ")
         look = {"va": "center", "fontsize": 10, "color": INK, "fontweight": "bold"} | AS_IT_IS
         axis.text(0, top + 13, words if len(words) < 80 else words[:79] + "…", **look)
         top += 28
-        for response in step["responses"][group * size : (group + 1) * size]:
+        for response in (step["responses"][i] for i in members):
+            if top + ROW > bottom:
+                break
             middle = top + ROW / 2 - 2
             reward = f"r = {fixed(response['reward'], 2)}"
             axis.text(0, middle, reward, va="center", fontsize=9, color=SOFT)
@@ -334,20 +407,24 @@ class StepInspector(LectureWidget):
                 cut = found["gates"][at][i] != "."
                 fill, ink = (DEAD, INK) if cut else signed_color(value, full)
                 box = {"facecolor": fill, "edgecolor": HATCH if cut else LINE, "linewidth": 0.6}
-                place = (x, top), width - 2, ROW - 4
-                axis.add_patch(Rectangle(*place, hatch="////" if cut else None, **box))
-                if i in differs:
-                    axis.plot([x, x + width - 2], [top + ROW - 5] * 2, color=INK, linewidth=2)
-                if i == self.token:
-                    frame = {"fill": False, "edgecolor": INK, "linewidth": 2, "zorder": 5}
-                    axis.add_patch(Rectangle(*place, **frame))
                 plate = {"boxstyle": "square,pad=0.05", "facecolor": fill, "edgecolor": "none"}
                 look = {"ha": "center", "va": "center", "color": ink, "fontsize": 7}
                 look |= AS_IT_IS | ({"bbox": plate} if cut else {})
-                centre = x + (width - 2) / 2
+                place, centre = ((x, top), width - 2, ROW - 4), x + (width - 2) / 2
+                x += width
+                if i not in visible:
+                    look = look | {"color": SOFT, "bbox": None}
+                    axis.text(centre, middle, text, **look)
+                    continue
+                axis.add_patch(Rectangle(*place, hatch="////" if cut else None, **box))
+                if i in differs:
+                    ends = [place[0][0], place[0][0] + width - 2]
+                    axis.plot(ends, [top + ROW - 5] * 2, color=INK, linewidth=2, zorder=4)
+                if i == self.token:
+                    frame = {"fill": False, "edgecolor": INK, "linewidth": 2, "zorder": 5}
+                    axis.add_patch(Rectangle(*place, **frame))
                 axis.text(centre, top + 0.23 * ROW, text, **look)
                 axis.text(centre, top + 0.65 * ROW, shown, **look)
-                x += width
             top += ROW
         return top
 
@@ -398,18 +475,16 @@ def _rounded(x: float) -> float:
 
 
 def _signed(value: float, digits: int = 2) -> str:
+    """With its sign: "0" is exactly 0, and "+0.00" is not."""
     size = abs(value)
-    text = fixed(value, 0 if size >= 99.5 else 1 if size >= 9.95 else digits)
-    return f"+{text}" if float(text.replace("−", "-")) > 0 else text
-
-
-def _shown_sign(value: float) -> int:
-    shown = float(_signed(value).replace("−", "-"))
-    return (shown > 0) - (shown < 0)
+    text = fixed(size, 0 if size >= 99.5 else 1 if size >= 9.95 else digits)
+    return "0" if value == 0 else f"{'+' if value > 0 else '−'}{text}"
 
 
 def _edge(value: float) -> str:
-    return fixed(value, 4 if abs(value - 1) < 0.01 else 2)
+    """At most six decimals, no more than needed: 1.2, 1.0125, 1.0004."""
+    digits = Decimal(value).quantize(Decimal("1e-6"), ROUND_HALF_UP)
+    return f"{digits.normalize():f}".replace("-", "−")
 
 
 def _tokens(count: int) -> str:

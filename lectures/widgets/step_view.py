@@ -110,7 +110,8 @@ def weights(record: Record, algorithms: Mapping[str, Own]) -> list[dict[str, Any
     weights : per update, per token, −∂loss/∂log π · scale, to four significant digits
     gates   : per update a text with one letter per token: "h" no gradient with A > 0, "l" no
               gradient with A < 0 and ρ < 1, "d" no gradient with A < 0 and ρ ≥ 1 (dual clip),
-              "b" weight bounded (CISPO), "." none of these
+              "b" ratio cut to the upper bound (CISPO), "f" ratio raised to its floor (CISPO),
+              "." none of these, as is every token with A = 0
     A row that cannot be computed on this record is left out; `row(step, algorithm)` says why.
     """
     step, rows = tensors(record), []
@@ -141,6 +142,7 @@ def row(step: Step, algorithm: Own, exact: bool = False) -> dict[str, Any]:
         loss = bare_loss = own_loss(algorithm, bare)
         notes.append("Your own loss, with GRPO's advantages and clip distances; numbers by Python.")
     given, extra = _advantages(step, table)
+    given = torch.where(given.abs() < NO_SIGNAL, 0.0, given)
     if table.needs_critic:
         own = step.values is not None
         notes.append(
@@ -286,14 +288,14 @@ def _gates(
     given = given.expand(mask.shape)
     ratio = (logp - step.old).exp()
     letters = torch.full(mask.shape, ord("."))
-    letters[silent & (given > NO_SIGNAL)] = ord("h")
-    letters[silent & (given < -NO_SIGNAL)] = ord("l")
+    letters[silent & (given > 0)] = ord("h")
+    letters[silent & (given < 0)] = ord("l")
     if bare.surrogate is not surrogates.gspo:  # whose ratio is the sequence's
-        letters[silent & (given < -NO_SIGNAL) & (ratio >= 1)] = ord("d")
+        letters[silent & (given < 0) & (ratio >= 1)] = ord("d")
     if bare.surrogate is surrogates.cispo:
-        low, high = 1 - bare.knobs["eps_low"], 1 + bare.knobs["eps_high"]
-        bounded = mask & (given.abs() > NO_SIGNAL) & ((ratio < low) | (ratio > high))
-        letters[bounded] = ord("b")
+        pushed = mask & (given != 0)
+        letters[pushed & (ratio > 1 + bare.knobs["eps_high"])] = ord("b")
+        letters[pushed & (ratio < 1 - bare.knobs["eps_low"])] = ord("f")
     return "".join(map(chr, letters[step.mask].tolist()))
 
 

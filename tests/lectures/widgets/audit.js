@@ -43,17 +43,26 @@
     return found;
   },
 
-  // The part of the page in which a node inside a scrolling box can be seen, else null.
+  // The part of the page in which a node inside a scrolling box can be seen, else null: below a
+  // heading that sticks to the top of the box.
   clip(node, root) {
     const box = node.parentElement?.closest("[data-scrolls]");
-    return box && root.contains(box) ? box.getBoundingClientRect() : null;
+    if (!box || !root.contains(box)) return null;
+    let { left, right, top, bottom } = box.getBoundingClientRect();
+    if (!node.closest("[data-sticks]")) {
+      for (const heading of box.querySelectorAll("[data-sticks]")) {
+        const at = heading.getBoundingClientRect();
+        if (at.height > 0 && at.top <= top + 1.5) top = Math.max(top, at.bottom);
+      }
+    }
+    return { left, right, top, bottom };
   },
 
   markScrolling(root) {
     for (const node of root.querySelectorAll("*")) {
-      const { overflowX, overflowY } = getComputedStyle(node);
-      const scrolls = /auto|scroll/.test(overflowX + overflowY);
-      if (scrolls) node.dataset.scrolls = "";
+      const { overflowX, overflowY, position } = getComputedStyle(node);
+      if (/auto|scroll/.test(overflowX + overflowY)) node.dataset.scrolls = "";
+      if (position === "sticky") node.dataset.sticks = "";
     }
   },
 

@@ -9,11 +9,16 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
+import matplotlib.style
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from lectures.widgets import StepInspector, base
+from lectures.widgets import step_inspector as si
 from lectures.widgets import step_view as sv
+from lectures.widgets import still as still_pictures
 from lectures.widgets.step_inspector import REFERENCE, TOY
 from llm_trainer.record import RecordError, load_record
 from policy_gradients.advantages import group_standardized
@@ -162,6 +167,279 @@ def test_leaving_groups_out_changes_no_number_of_the_others(toy):
             assert all_weights[first:] == pytest.approx(some, rel=1e-3, abs=1e-9), one["key"]
 
 
+# --- what the sentence claims -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "compare", "update", "count"),
+    [("gspo", "grpo", 4, 423), ("grpo", "gspo", 1, 144), ("ppo", "reinforce", 2, 172),
+     ("ppo", "grpo", 4, 65)],
+)  # fmt: skip
+def test_tokens_differ_by_the_sign_of_the_weight_not_of_its_two_decimals(
+    algorithm, compare, update, count, record
+):
+    made = StepInspector(record, algorithm, compare, update=update)
+    assert f"treats {count} tokens differently (sign or clip)" in made.sentence
+    step = sv.tensors(record)
+    rows = [sv.row(step, ALGORITHMS[name], exact=True) for name in (algorithm, compare)]
+    signs = [torch.tensor(row["weights"][update - 1]).sign() for row in rows]
+    gates = [torch.tensor([*map(ord, row["gates"][update - 1])]) for row in rows]
+    assert ((signs[0] != signs[1]) | (gates[0] != gates[1])).sum() == count
+
+
+def test_equal_rewards_whose_mean_is_rounded_give_no_weight(plain):
+    for response, reward in zip(plain["groups"][0]["responses"], [0.1] * 4, strict=True):
+        response["reward"] = reward
+    plain["rewards"][0] = [0.1] * 4
+    step = sv.tensors(load_record(plain))
+    assert sv._advantages(step, ALGORITHMS["dr_grpo"])[0][:4].abs().max() < 1e-12
+    for name in ("dr_grpo", "dapo", "rloo"):
+        free = dataclasses.replace(ALGORITHMS[name], kl="none", kl_coefficient=0.0)
+        row = sv.row(step, free)
+        tokens = int(step.mask[:4].sum())
+        assert row["advantages"][:4] == [0] * 4
+        assert all(x == 0 for weights in row["weights"] for x in weights[:tokens])
+
+
+def test_a_weight_of_0_is_printed_unlike_one_that_only_rounds_to_it():
+    assert [si._signed(x) for x in (0.0, -0.0, 1e-9, -1e-9)] == ["0", "0", "+0.00", "−0.00"]
+    assert [si._signed(x) for x in (1.239, -12.34, 123.4)] == ["+1.24", "−12.3", "+123"]
+
+
+def test_the_clip_silences_and_zero_advantage_has_no_gradient_either(record):
+    """277 of GSPO's tokens are clipped; 144 others have advantage 0."""
+    made = StepInspector(record, "gspo")
+    idle = [i for i, w in enumerate(made._row()["weights"][3]) if w == 0]
+    assert len(idle) == 277 + 144
+    assert "the clip silences 277 of 439 tokens (whole responses, by their ρ(y): 178 above 1.0004" \
+        in made.sentence  # fmt: skip
+    assert "; 144 more have advantage 0 and get none anyway; " in made.sentence
+    made.update = 1
+    assert "no token is clipped; 144 tokens have advantage 0 and get no gradient; " in made.sentence
+
+
+def test_where_a_kl_is_in_the_loss_the_clip_leaves_its_gradient(record):
+    made = StepInspector(record)
+    assert "the clip leaves 25 of 439 tokens only the KL's gradient (9 above 1.2 with A > 0, 16 " \
+        "below 0.8 with A < 0); 144 more have advantage 0 and get only the KL's anyway" \
+        in made.sentence  # fmt: skip
+    gates, weights = made._row()["gates"][3], made._row()["weights"][3]
+    kl_only = [w for gate, w in zip(gates, weights, strict=True) if gate in "hl"]
+    assert all(kl_only)
+
+
+def test_groups_left_out_of_the_loss_are_counted_apart(record):
+    made = StepInspector(record, "dapo")
+    assert "; 144 tokens belong to groups left out of the loss; " in made.sentence
+    assert "advantage 0" not in made.sentence
+
+
+def test_one_token_is_one(plain):
+    """One prompt, one of whose responses has a single token and alone is clipped or idle."""
+    record = load_record(plain).take([0])
+    made = StepInspector(record, "dr_grpo")
+    row = made._row()
+    row |= {"gates": ["h" + "." * 15] * 3, "advantages": [1.0] * 4}
+    assert "the clip silences 1 of 16 tokens (1 above 1.2 with A > 0); " in made.sentence
+    row |= {"formula": False}
+    assert "1 of 16 tokens gets no gradient (1 with A > 0); " in made.sentence
+    row |= {"formula": True, "per_token": True, "advantages": [1.0] * 15 + [0.0]}
+    assert "; 1 more has advantage 0 and gets none anyway; " in made.sentence
+    row |= {"gates": ["." * 16] * 3}
+    assert "; 1 token has advantage 0 and gets no gradient; " in made.sentence
+
+
+def test_cispo_cuts_and_raises_ratios_and_says_bounded(record):
+    """By hand from the ratios: all of these tokens have an advantage."""
+    made = StepInspector(record, "cispo")
+    ratios = torch.tensor(made.numbers["ratio"])
+    assert [int((ratios > 1.28).sum()), int((ratios < 0.8).sum())] == [9, 18]
+    assert "the ratio of 9 of 439 tokens is cut to 1.28, none is silenced" in made.sentence
+    held = dataclasses.replace(
+        ALGORITHMS["cispo"], name="held", knobs={"eps_low": 0.2, "eps_high": 0.28}
+    )
+    made = StepInspector(record, held, filter="clipped")
+    assert "the ratio of 9 of 439 tokens is cut to 1.28 and that of 18 raised to 0.8, none is " \
+        "silenced" in made.sentence  # fmt: skip
+    assert len(made._visible()) == 27
+    assert "Hatched: bounded." in made.note
+    assert any("hatched: bounded" in words for words in still_texts(made))
+    made.update = 1
+    assert "every ratio is 1, so no ratio is bounded" in made.sentence
+    only = dataclasses.replace(held, name="only", knobs={"eps_low": 0.2, "eps_high": 9.0})
+    assert "the ratio of 18 of 439 tokens is raised to 0.8" in StepInspector(record, only).sentence
+
+
+@pytest.mark.parametrize("name", ["reinforce", "sapo", "free"])
+def test_what_has_no_clip_speaks_of_no_hatching(name, record):
+    made = StepInspector(record, {**ALGORITHMS, **VARIANTS}[name])
+    assert set("".join(made._row()["gates"])) == {"."}
+    assert "atched" not in made.note
+    assert not any("hatched" in words for words in still_texts(made))
+
+
+@pytest.mark.parametrize("name", ["reinforce", "rloo", "maxrl"])
+def test_without_a_ratio_nothing_corrects_for_old_samples(name, record):
+    stale = "no ratio, so no clip; the samples are the old policy's, and nothing corrects for it"
+    assert [stale in StepInspector(record, name, update=u).sentence for u in (1, 2, 3, 4)] \
+        == [False, True, True, True]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("eps", "above"),
+    [(0.0125, "1.0125"), (0.2, "1.2"), (4e-4, "1.0004"), (0.01, "1.01"), (2**-7, "1.007813")],
+)
+def test_an_edge_is_printed_with_all_its_digits(eps, above, record):
+    row = dataclasses.replace(
+        ALGORITHMS["dr_grpo"], name="mine", knobs={"eps_low": eps, "eps_high": eps}
+    )
+    assert f" above {above} with A > 0" in StepInspector(record, row).sentence
+
+
+def test_a_dual_clip_is_named(record):
+    made = StepInspector(record, VARIANTS["dual"])
+    silent = made._row()["gates"][3].count("d")
+    assert silent > 0
+    assert f"{silent} above c = 1.5 with A < 0" in made.sentence
+
+
+def test_the_browser_says_what_python_says(record, plain, tmp_path, missing):
+    """Every row and update, rows and a loss of one's own, a group left out, one token alone."""
+    node = shutil.which("node")
+    if node is None:
+        missing("node", "install nodejs to check the widgets' JavaScript")
+
+    def mine(logp, logp_old, advantages, mask, *, eps_low, eps_high, sequences):
+        return grpo_loss(
+            logp, logp_old, advantages, mask, eps_low=eps_low, eps_high=eps_high,
+            sequences=sequences,
+        )  # fmt: skip
+
+    held = dataclasses.replace(
+        ALGORITHMS["cispo"], name="held", knobs={"eps_low": 0.2, "eps_high": 2**-7}
+    )
+    low = dataclasses.replace(held, name="low", knobs={"eps_low": 0.2, "eps_high": 9.0})
+    plain["groups"][1] |= {"status": "discarded", "index": None}
+    del plain["rewards"][1]
+    plain["groups"][2]["index"] = 1
+    plain["counts"]["sequences"] = 8
+    mades = [StepInspector(plain, "gspo", "cispo"), StepInspector(plain, mine, "grpo")]
+    mades += [StepInspector(record, own, "gspo") for own in (mine, held, low, *VARIANTS.values())]
+    mades += [StepInspector(record, name, "ppo") for name in ALGORITHMS]
+    alone = StepInspector(load_record(plain).take([0]), "dr_grpo")
+    alone._row().update(
+        gates=["h" + "." * 15] * 3, advantages=[1.0] * 15 + [0.0], per_token=True, dropped=[]
+    )
+    cases = []
+    for made in [*mades, alone]:
+        for update in range(1, made.updates + 1):
+            made.update = update
+            texts = [made.sentence, made.note, made._differences()]
+            cases.append({"state": made.state, "texts": texts})
+    assert {"dr_grpo", "mine", "held", "low", "dual"} <= {c["state"]["algorithm"] for c in cases}
+    (tmp_path / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
+    (tmp_path / "widget.mjs").write_text(base.module("step_inspector"), encoding="utf-8")
+    (tmp_path / "compare.mjs").write_text(
+        'import assert from "node:assert/strict"; import { readFileSync } from "node:fs";\n'
+        'import widget, { differences, note, sentence } from "./widget.mjs";\n'
+        'const cases = JSON.parse(readFileSync(new URL("./cases.json", import.meta.url)));\n'
+        "for (const { state, texts } of cases) {\n"
+        "  assert.deepEqual([sentence(state), note(state), differences(state)], texts);\n"
+        "}\n"
+    )
+    run = subprocess.run(
+        [node, tmp_path / "compare.mjs"], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+# --- the panel and the still --------------------------------------------------------------------
+
+
+def written(made, tmp_path) -> dict[str, str]:
+    """The chosen token's lines as the browser writes them."""
+    (tmp_path / "widget.mjs").write_text(base.module("step_inspector"), encoding="utf-8")
+    (tmp_path / "state.json").write_text(json.dumps(made.state), encoding="utf-8")
+    script = tmp_path / "lines.mjs"
+    script.write_text(
+        'import { readFileSync } from "node:fs"; import { lines } from "./widget.mjs";\n'
+        'const state = JSON.parse(readFileSync(new URL("./state.json", import.meta.url)));\n'
+        "console.log(JSON.stringify(lines(state, state.token)));"
+    )
+    run = subprocess.run(["node", script], capture_output=True, text=True, check=True)
+    return dict(json.loads(run.stdout))
+
+
+def last_number(words: str) -> float:
+    return float(words.rsplit(" = ", 1)[-1].replace("−", "-"))
+
+
+def test_gspo_s_slope_is_that_of_one_token_and_all_tokens_carry_the_term(record, tmp_path, missing):
+    """Autograd on the surrogate itself: one position's term, and the response's terms together."""
+    if shutil.which("node") is None:
+        missing("node", "install nodejs to check the widgets' JavaScript")
+    made = StepInspector(record, "gspo")
+    lines = written(made, tmp_path)
+    step, row = sv.tensors(record), made._response(made.token)
+    at = made.token - made.step["responses"][row]["span"][0]
+    logp = step.updates[3].clone().requires_grad_()
+    given, _ = sv._advantages(step, ALGORITHMS["gspo"])
+    terms = -gspo(logp, step.old, given, step.mask, **ALGORITHMS["gspo"].knobs)[row]
+    one, every = (
+        torch.autograd.grad(part, logp, retain_graph=True)[0][row, at].item()
+        for part in (terms[at], (terms * step.mask[row]).sum())
+    )
+    assert "∂/∂log π = ρ(y) A / |y| = " in lines["Its slope"]
+    assert last_number(lines["Its slope"]) == pytest.approx(one, rel=1e-3)
+    assert last_number(lines["Summed slope"]) == pytest.approx(every, rel=1e-3)
+    assert "exp(mean of log π" in lines["Sequence ρ(y)"]
+    assert "summed slope" in lines["Weight"]
+    made.token = next(i for i, gate in enumerate(made._row()["gates"][3]) if gate == "h")
+    lines = written(made, tmp_path)
+    assert lines["Its slope"] == "the constant is chosen: ∂/∂log π = 0"
+    assert "Summed slope" not in lines
+
+
+def still_texts(made, outside: list | None = None) -> list[str]:
+    """The picture's texts; `outside` takes those that leave the image."""
+    figure = Figure(dpi=100, layout="none")
+    still = still_pictures.Still(
+        made.state, made.note, made.off, made.sentence, picture_height=made.still_height
+    )
+    with matplotlib.style.context("default"):
+        still.draw(made.draw_still, figure)
+        FigureCanvasAgg(figure).draw()
+        texts = [text for axes in figure.axes for text in axes.texts]
+        for text in texts if outside is not None else ():
+            if text.get_window_extent().x1 > figure.bbox.x1 + 1:
+                outside.append(text.get_text())
+    return [text.get_text() for text in texts]
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS])
+def test_nothing_of_a_still_is_cut_off(name, record):
+    compare = "dr_grpo" if name != "dr_grpo" else "reinforce"
+    outside = []
+    for show in ("weight", "advantage"):
+        still_texts(StepInspector(record, name, compare, show=show), outside)
+    assert outside == []
+
+
+def test_a_still_shows_what_the_filter_leaves(record):
+    """As in the browser: other tokens keep their text only, other responses go."""
+    made = StepInspector(record, "dr_grpo", filter="end")
+    words = still_texts(made)
+    ends = [i for r in made.step["responses"] if r["ended"] for i in [r["span"][1] - 1]]
+    assert made.token in ends
+    assert any(text.startswith("“end”, framed") or ", framed" in text for text in words)
+    numbers = [text for text in words if re.fullmatch(r"0|[+−]\d[\d.]*", text)]
+    assert 0 < len(numbers) <= len(ends)
+    made.token = 0 if 0 not in ends else 1
+    assert any("outside the filter" in text for text in still_texts(made))
+    made = StepInspector(record, "dr_grpo", update=1, filter="clipped")
+    assert "The filter shows no token." in still_texts(made)
+
+
 # --- what a record does not know ----------------------------------------------------------------
 
 
@@ -174,7 +452,8 @@ def test_without_a_reference_beta_is_0_and_the_note_says_so(plain):
     bare = dataclasses.replace(ALGORITHMS["grpo"], kl="none", kl_coefficient=0.0)
     expected = sv.row(sv.tensors(load_record(plain)), bare)
     assert made._row()["weights"] == expected["weights"]
-    assert "get no gradient" in made.sentence
+    assert "the clip silences" in made.sentence
+    assert "KL" not in made.sentence
 
 
 def test_without_a_critic_v_is_the_groups_mean_reward_and_the_note_says_so(toy):
@@ -519,7 +798,7 @@ def inspect(page):
 def test_arrows_move_over_the_tokens_and_a_redraw_keeps_the_focus(page, inspect):
     inspect(record=TOY, algorithm="dr_grpo", token=0)
     page.locator(".scroll .cell").first.focus()
-    assert page.evaluate(AT) == [0, "token 0, weight 0.00", 0]
+    assert page.evaluate(AT) == [0, "token 0, weight 0", 0]
     seen = []
     for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowUp", "End", "ArrowRight", "Home",
                 "ArrowLeft", "ArrowLeft"):  # fmt: skip
@@ -557,6 +836,55 @@ def test_a_filter_hides_the_rest_and_arrows_jump_over_it(page, inspect):
     # nothing is clipped at the first update: a sentence instead of an empty box
     page.evaluate("(changes) => change(changes)", {"update": 1})
     assert page.locator(".empty").inner_text() == "No token is clipped at this update."
+    assert page.locator(".detail h3").inner_text().endswith(", outside the filter")
+    no_clip = "This algorithm has no clip."
+    none = {"cispo": "No ratio is bounded at this update.", "sapo": no_clip, "reinforce": no_clip}
+    for algorithm, words in none.items():
+        page.evaluate("(changes) => change(changes)", {"algorithm": algorithm})
+        assert page.locator(".empty").inner_text() == words
+    page.evaluate("(changes) => change(changes)", {"update": 3, "algorithm": "cispo"})
+    assert page.locator(".scale").inner_text().endswith("bounded")
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_choosing_a_filter_chooses_a_token_that_it_shows(page, inspect):
+    made = inspect(algorithm="dr_grpo", token=0)
+    page.get_by_role("radio", name="end tokens").check()
+    end = made.step["responses"][0]["span"][1] - 1
+    page.wait_for_function("(end) => model.state.token === end", arg=end)
+    assert page.locator(".scroll .cell.chosen").get_attribute("class") == "cell chosen"
+    assert "outside" not in page.locator(".detail h3").inner_text()
+
+
+# The prompt under whose heading the chosen token stands, whether all of the heading can be seen
+# and nothing lies on the token.
+HEADING = """
+() => {
+  const box = root.querySelector(".scroll").getBoundingClientRect();
+  const cell = root.querySelector(".scroll .cell.chosen");
+  const head = cell.closest(".group").querySelector(".head");
+  const [a, b] = [head.getBoundingClientRect(), cell.getBoundingClientRect()];
+  const top = root.getRootNode().elementFromPoint((a.left + a.right) / 2, a.top + 4);
+  const seen = a.top >= box.top && a.bottom <= box.bottom && head.contains(top);
+  return seen && b.top >= a.bottom && b.bottom <= box.bottom;
+}
+"""
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [980, 420, 320])
+def test_the_chosen_tokens_prompt_is_always_in_sight(width, page, inspect):
+    made = inspect()
+    page.set_viewport_size({"width": width, "height": 1400})
+    page.evaluate("(state) => show(state)", made.state)
+    page.evaluate("() => new Promise(requestAnimationFrame)")
+    assert page.evaluate(HEADING)
+    page.locator(".scroll .cell.chosen").focus()
+    for key in ["ArrowDown"] * 18 + ["ArrowUp"] * 40 + ["End", "ArrowDown", "Home"]:
+        page.keyboard.press(key)
+        assert page.evaluate(HEADING), key
 
 
 @pytest.mark.browser
