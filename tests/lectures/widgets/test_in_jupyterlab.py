@@ -287,19 +287,41 @@ def move_one(page, widget: Shown, i: int, control: dict, part: int, move) -> Non
     widget.agrees(**{control["key"]: new})
 
 
+def walk_in_the_picture(widget: Shown) -> None:
+    """Where a picture has cells to choose from: by arrow key, then by mouse."""
+    cells = widget.root.locator(".picture [tabindex]")
+    if cells.count() == 0:
+        return
+    widget.use({})
+    here = widget.root.locator(".picture [tabindex='0']")
+    for move in (lambda: here.press("ArrowRight"), cells.first.click):
+        start, seen = widget.ask("VAR.token"), widget.seen()
+        move()
+        assert widget.seen()["picture"] != seen["picture"]
+        widget.until("VAR.token", lambda token, start=start: token != start)
+
+
 def press_the_command_keys(page, widget: Shown, tried: set[str]) -> None:
     """On one control of every kind not yet tried. No cell may change; the focus stays."""
     before, seen = page.evaluate(IDENTITY), widget.seen()
-    for i, (kind, off) in enumerate(zip(seen["kinds"], seen["off"], strict=True)):
-        if kind in tried or off:
+    places = [
+        (kind, widget.controls.nth(i))
+        for i, (kind, off) in enumerate(zip(seen["kinds"], seen["off"], strict=True))
+        if not off
+    ]
+    here = widget.root.locator(".picture [tabindex='0']")
+    if here.count():
+        places.append(("picture", here.first))
+    for kind, element in places:
+        if kind in tried:
             continue
         tried.add(kind)
-        element = widget.controls.nth(i)
         for key in (*COMMAND_KEYS, "ArrowDown", "ArrowUp", "Home", "End", "PageDown", "Enter"):
             element.focus()
             page.keyboard.press(key)
         page.keyboard.press("Escape")
-        assert element.evaluate(DEEP_FOCUS) or kind == "radio"  # arrows have moved on
+        moves_on = ("radio", "picture")  # there, arrows take the focus along
+        assert kind in moves_on or element.evaluate(DEEP_FOCUS)
         assert page.locator(".jp-Dialog").count() == 0
         assert page.evaluate(IDENTITY) == before, kind
 
@@ -356,6 +378,7 @@ def test_every_control_moves_picture_sentence_and_kernel(name, lab, page):
     for cls, widget in widgets.items():
         widget.root.scroll_into_view_if_needed()
         move_every_control(page, widget, cls)
+        walk_in_the_picture(widget)
         press_the_command_keys(page, widget, tried)
     assert page.evaluate(IDENTITY) == before
 
