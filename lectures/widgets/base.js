@@ -7,12 +7,13 @@
 // `widget` builds the controls that the Python class declared, in a shadow root (the page's own
 // CSS cannot leak in), keeps a local copy of the state that is drawn at once and sent to Python a
 // moment later, a light and a dark palette that follow the page, and a sentence that screen
-// readers announce.
+// readers announce once the learner has stopped moving.
 // `model` needs get, set, on, off and save_changes only, so a page without a kernel can pass a
 // plain object.
 // Leaves out: any mathematics, and anything that only one widget draws.
 
 const SYNC_DELAY_MS = 150;
+const SPEAK_DELAY_MS = 600; // after the last move, so that a drag is announced once
 const SVG_NAMESPACE = "http://www.w3.org/2000/svg";
 
 // JupyterLab stops looking for shortcuts at the first element that carries this attribute, but
@@ -37,6 +38,19 @@ export function html(tag, attributes = {}, ...children) {
 export function svg(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
 }
+
+// Words for HTML: "π_ref" and "L_max" get a subscript, code such as mean_per_token stays as it is.
+// The underscore is kept, too small to be seen, so that copied text holds it.
+export function subscripted(content) {
+  return String(content).split(/(?<!\w)([α-ωL])_(θ|\w+)/).map((part, i) => {
+    if (i % 3 < 2) return part;
+    const hidden = html("span", { class: "underscore", "aria-hidden": "true" }, "_");
+    return html("sub", {}, hidden, part);
+  });
+}
+
+// The same for a screen reader: "π ref".
+const spoken = (content) => content.replace(/(?<!\w)([α-ωL])_(θ|\w+)/g, "$1 $2");
 
 // --- numbers -------------------------------------------------------------------------------
 
@@ -190,15 +204,15 @@ function range(control, name, onInput) {
 const builders = {
   slider(control, choose) {
     const id = freshId();
-    const { input, value, set } = range(control, { id }, choose);
-    const label = html("label", { for: id }, control.label);
+    const { input, value, set } = range(control, { id, "aria-label": nameOf(control) }, choose);
+    const label = html("label", { for: id }, ...subscripted(control.label));
     const node = html("div", { class: "slider" }, label, value, input);
     return { node, set, disable: (off) => disable(node, [input], off) };
   },
 
   sliders(control, choose, current) {
     const rows = control.names.map((name, i) =>
-      range(control, { "aria-label": `${control.label} ${name}` }, (number) =>
+      range(control, { "aria-label": `${nameOf(control)} ${name}` }, (number) =>
         choose(current().map((old, j) => (i === j ? number : old))),
       ),
     );
@@ -208,7 +222,7 @@ const builders = {
       input,
     ]);
     const grid = html("div", { class: "sliders" }, ...lines);
-    const node = html("fieldset", {}, html("legend", {}, control.label), grid);
+    const node = fieldset(control, grid);
     return {
       node,
       set: (numbers) => rows.forEach(({ set }, i) => set(numbers[i])),
@@ -222,9 +236,11 @@ const builders = {
   },
 
   toggle(control, choose) {
-    const input = html("input", { type: "checkbox", ...KEEP_KEYS });
+    const name = { "aria-label": nameOf(control) };
+    const input = html("input", { type: "checkbox", ...name, ...KEEP_KEYS });
     input.addEventListener("change", () => choose(input.checked));
-    const node = html("label", { class: "toggle" }, input, html("span", {}, control.label));
+    const label = html("span", {}, ...subscripted(control.label));
+    const node = html("label", { class: "toggle" }, input, label);
     return {
       node,
       set: (on) => { input.checked = on; },
@@ -234,38 +250,47 @@ const builders = {
 
   presets(control, choose) {
     const buttons = control.options.map((option) => {
-      const node = html("button", { type: "button", ...KEEP_KEYS }, option.label);
+      const node = html("button", { type: "button", ...KEEP_KEYS }, ...subscripted(option.label));
       node.addEventListener("click", () => choose(option));
       return node;
     });
     const row = html("div", { class: "options" }, ...buttons);
-    const legend = control.label ? [html("legend", {}, control.label)] : [];
-    const node = html("fieldset", { class: "presets" }, ...legend, row);
+    const node = control.label ? fieldset(control, row) : html("div", {}, row);
+    node.classList.add("presets");
     return { node, set() {}, disable() {} };
   },
 };
+
+// What a screen reader calls a control, where that differs from its label.
+const nameOf = ({ label, spoken: name = null }) => name ?? spoken(label);
+
+function fieldset(control, ...children) {
+  const legend = html("legend", {}, ...subscripted(control.label));
+  return html("fieldset", { "aria-label": nameOf(control) }, legend, ...children);
+}
 
 function disable(node, inputs, off) {
   node.classList.toggle("off", off);
   for (const input of inputs) input.disabled = off;
 }
 
-function radios({ label, options }, choose) {
+function radios(control, choose) {
+  const { options } = control;
   const name = freshId();
   const inputs = options.map(({ value }) => {
     const input = html("input", { type: "radio", name, value, ...KEEP_KEYS });
     input.addEventListener("change", () => choose(value));
     return input;
   });
-  const labels = options.map(({ value, label: words }, i) => {
+  const labels = options.map(({ value, label }, i) => {
     if (value !== "positive" && value !== "negative") {
-      return html("label", {}, inputs[i], html("span", {}, words));
+      return html("label", {}, inputs[i], html("span", {}, ...subscripted(label)));
     }
-    const mark = html("span", { class: value, "aria-hidden": "true" }, words[0]); // ▲ or ▼
-    return html("label", {}, inputs[i], mark, html("span", {}, words.slice(1).trim()));
+    const mark = html("span", { class: value, "aria-hidden": "true" }, label[0]); // ▲ or ▼
+    return html("label", {}, inputs[i], mark, html("span", {}, ...subscripted(label.slice(1).trim())));
   });
   const row = html("div", { class: "options" }, ...labels);
-  const node = html("fieldset", {}, html("legend", {}, label), row);
+  const node = fieldset(control, row);
   return {
     node,
     set: (chosen) => options.forEach(({ value }, i) => { inputs[i].checked = value === chosen; }),
@@ -273,12 +298,13 @@ function radios({ label, options }, choose) {
   };
 }
 
-function menu({ label, options }, choose) {
-  const items = options.map(({ value, label: words }) => html("option", { value }, words));
+function menu(control, choose) {
+  const items = control.options.map(({ value, label }) => html("option", { value }, label));
   const id = freshId();
-  const input = html("select", { id, ...KEEP_KEYS }, ...items);
+  const input = html("select", { id, "aria-label": nameOf(control), ...KEEP_KEYS }, ...items);
   input.addEventListener("change", () => choose(input.value));
-  const node = html("div", { class: "menu" }, html("label", { for: id }, label), input);
+  const label = html("label", { for: id }, ...subscripted(control.label));
+  const node = html("div", { class: "menu" }, label, input);
   return {
     node,
     set: (chosen) => { input.value = chosen; },
@@ -293,8 +319,14 @@ function luminance(color) {
   return alpha === 0 || b === undefined ? null : (0.2126 * r + 0.7152 * g + 0.0722 * b) / 255;
 }
 
-// JupyterLab and documentation sites say which theme they use; elsewhere light text means dark.
+const media = (query) => window.matchMedia(query);
+const FORCED = "(forced-colors: active)";
+const PREFERS_DARK = "(prefers-color-scheme: dark)";
+
+// With forced colours the system has chosen the ground. JupyterLab and documentation sites say
+// which theme they use; elsewhere light text means dark.
 function isDark(host) {
+  if (media(FORCED).matches) return media(PREFERS_DARK).matches;
   const lab = document.body.getAttribute("data-jp-theme-light");
   if (lab !== null) return lab === "false";
   const site = document.documentElement.dataset.theme;
@@ -313,8 +345,42 @@ function followTheme(host, root, changed) {
   for (const node of [document.documentElement, document.body]) {
     observer.observe(node, { attributes: true });
   }
+  const queries = [media(FORCED), media(PREFERS_DARK)];
+  queries.forEach((query) => query.addEventListener("change", apply));
   apply();
-  return () => observer.disconnect();
+  return () => {
+    observer.disconnect();
+    queries.forEach((query) => query.removeEventListener("change", apply));
+  };
+}
+
+// --- keys ----------------------------------------------------------------------------------
+
+// Keys that would scroll the page away, unless they are the control's own.
+const SCROLLS = ["Home", "End", "PageUp", "PageDown", " "];
+const OWN_KEYS = { range: SCROLLS.slice(0, 4), radio: [" "], checkbox: [" "], button: [" "] };
+
+// JupyterLab's keys that have nothing to do with cells: save, find, sidebar, commands. It gets
+// them although a control has the focus, else the browser would save the page as a file.
+const HANDED_ON = ["s", "p", "f", "b", "shift c"];
+
+function watchKeys(root, outside) {
+  root.addEventListener("keydown", (event) => {
+    const { key, ctrlKey, metaKey, shiftKey, altKey } = event;
+    if (ctrlKey || metaKey) {
+      const lab = document.body.hasAttribute("data-jp-theme-light");
+      const pressed = `${shiftKey ? "shift " : ""}${key.toLowerCase()}`;
+      if (!lab || altKey || !HANDED_ON.includes(pressed)) return;
+      const { code, keyCode } = event;
+      const same = { key, code, keyCode, ctrlKey, metaKey, shiftKey };
+      const copy = new KeyboardEvent("keydown", { ...same, bubbles: true, cancelable: true });
+      if (!outside.dispatchEvent(copy)) event.preventDefault();
+      event.stopPropagation();
+      return;
+    }
+    const own = OWN_KEYS[event.target.type]; // of radios, buttons, checkboxes and sliders
+    if (own && SCROLLS.includes(key) && !own.includes(key)) event.preventDefault();
+  });
 }
 
 // --- the frame -----------------------------------------------------------------------------
@@ -325,9 +391,9 @@ const CSS = `
     --paper: #ffffff; --ink: #1a1a1a; --soft: #595959; --line: #8a8a8a; --grid: #dedede;
     --hatch: #a6a6a6; --dead: #f1f1f1; --positive: #0072b2; --negative: #d55e00; --focus: #1a1a1a;
     --series-1: #0072b2; --series-2: #d55e00; --series-3: #009e73; --series-4: #cc79a7;
-    container-type: inline-size; box-sizing: border-box; max-width: 980px;
+    container-type: inline-size; position: relative; box-sizing: border-box; max-width: 980px;
     color: var(--ink); background: var(--paper); border: 1px solid var(--line); border-radius: 6px;
-    font: 14px/1.4 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif;
+    font: 0.875rem/1.4 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif;
     color-scheme: light;
   }
   .widget.dark {
@@ -337,7 +403,7 @@ const CSS = `
     color-scheme: dark;
   }
   .body {
-    display: grid; grid-template-columns: 216px minmax(0, 1fr); gap: 20px; padding: 14px 16px;
+    display: grid; grid-template-columns: 15.43em minmax(0, 1fr); gap: 20px; padding: 14px 16px;
   }
   .controls { display: flex; flex-direction: column; gap: 12px; }
   .picture { min-width: 0; }
@@ -378,13 +444,19 @@ const CSS = `
     border-radius: 5px; padding: 6px 10px; cursor: pointer;
   }
   button:hover { border-color: var(--ink); }
-  .note { margin: 0; color: var(--soft); font-size: 13px; }
+  .note { margin: 0; color: var(--soft); font-size: 0.93em; }
+  sub { font-size: 0.78em; line-height: 0; }
+  .underscore { font-size: 0; }
+  .spoken {
+    position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%);
+    white-space: nowrap;
+  }
   :focus { outline: none; }
   :focus-visible { outline: 3px solid var(--focus); outline-offset: 2px; border-radius: 3px; }
-  @container (max-width: 680px) {
+  @container (max-width: 48.57em) {
     .body { grid-template-columns: minmax(0, 1fr); }
     .controls {
-      display: grid; grid-template-columns: repeat(auto-fit, minmax(180px, 1fr)); align-items: start;
+      display: grid; grid-template-columns: repeat(auto-fit, minmax(min(12.85em, 100%), 1fr)); align-items: start;
     }
     .controls > .presets, .controls > .note { grid-column: 1 / -1; }
   }
@@ -404,7 +476,8 @@ export function widget(parts) {
 }
 
 function mount({ model, el, title, draw, sentence, note, off = () => [], react = () => ({}) }) {
-  const result = html("p", { class: "result", "aria-live": "polite", "aria-atomic": "true" });
+  const result = html("p", { class: "result" });
+  const status = html("div", { class: "spoken", role: "status" });
   const place = html("div", { class: "picture" });
   const panel = html("div", { class: "controls" });
   const root = html(
@@ -412,17 +485,26 @@ function mount({ model, el, title, draw, sentence, note, off = () => [], react =
     { class: "widget", role: "group", "aria-label": title },
     html("div", { class: "body" }, panel, place),
     result,
+    status,
   );
   const host = html("div", KEEP_KEYS);
-  host.attachShadow({ mode: "open" }).append(html("style", {}, CSS), root);
+  const shadow = host.attachShadow({ mode: "open" });
+  shadow.append(html("style", {}, CSS), root);
   el.append(host);
+  watchKeys(root, el);
 
   const described = model.get("controls");
   const keys = described.map(({ key }) => key).filter((key) => key !== "");
   const state = Object.fromEntries(keys.map((key) => [key, model.get(key)]));
   let unsent = {};
   let timer = null;
+  let speaking = null;
 
+  // What the learner's own moves led to is announced; what Python sets is not.
+  const speak = () => {
+    const heard = spoken(result.textContent);
+    if (status.textContent !== heard) status.textContent = heard;
+  };
   const send = () => {
     timer = null;
     const changes = unsent;
@@ -438,6 +520,8 @@ function mount({ model, el, title, draw, sentence, note, off = () => [], react =
     root.setAttribute("data-unsent", ""); // moved, not yet sent to Python
     clearTimeout(timer);
     timer = setTimeout(send, SYNC_DELAY_MS);
+    clearTimeout(speaking);
+    speaking = setTimeout(speak, SPEAK_DELAY_MS);
   };
   const choose = (key, value) => {
     const changes = { [key]: value };
@@ -456,16 +540,17 @@ function mount({ model, el, title, draw, sentence, note, off = () => [], react =
 
   const redraw = () => {
     const still = off(state);
+    const focused = shadow.activeElement;
     for (const control of controls) {
       control.set(state[control.key]);
       control.disable(still.includes(control.key));
     }
-    if (note) remark.textContent = unbroken(note(state));
+    if (focused?.disabled) nextOf(focused, panel)?.focus();
+    write(remark, note ? note(state) : "");
     const view = { width: place.clientWidth || 680, dark: root.classList.contains("dark"), set };
     const drawn = draw(state, view);
     if (drawn !== place.firstChild) place.replaceChildren(drawn);
-    const words = unbroken(sentence(state));
-    if (result.textContent !== words) result.textContent = words;
+    if (write(result, sentence(state))) status.textContent = "";
   };
 
   // Values that Python or another view of the same widget has changed. What the learner has
@@ -494,6 +579,7 @@ function mount({ model, el, title, draw, sentence, note, off = () => [], react =
       clearTimeout(timer);
       send();
     }
+    clearTimeout(speaking);
     observer.disconnect();
     stopTheme();
     listeners.forEach((stop) => stop());
@@ -501,4 +587,20 @@ function mount({ model, el, title, draw, sentence, note, off = () => [], react =
 }
 
 // No line may begin with "%" or "×".
-const unbroken = (words) => words.replace(/ (?=[%×])/g, "\u00a0");
+const unbroken = (content) => content.replace(/ (?=[%×])/g, "\u00a0");
+
+// Whether this changed what is written there.
+function write(node, content) {
+  const wanted = unbroken(content);
+  if (node.textContent === wanted) return false;
+  node.replaceChildren(...subscripted(wanted));
+  return true;
+}
+
+// The control after one that was switched off, or the last before it.
+function nextOf(control, panel) {
+  const all = [...panel.querySelectorAll("input, select, button")];
+  const on = (node) => !node.disabled && (node.type !== "radio" || node.checked);
+  const at = all.indexOf(control);
+  return all.slice(at).find(on) ?? all.slice(0, at).reverse().find(on);
+}

@@ -9,7 +9,9 @@ Leaves out: anything that only one widget knows.
 """
 
 import base64
+import difflib
 import math
+import numbers
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +24,8 @@ from lectures.widgets.still import STILL_WIDTH, Still
 
 FOLDER = Path(__file__).parent
 METADATA_KEY = "policy_gradients_course"
+ROUNDING = 1e-9  # 0.1 · 3 · 10 is taken for 3
+SHORT = 60  # characters of a refused value that a message repeats
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 
 
@@ -60,18 +64,28 @@ def module(name: str) -> str:
 
 
 class Control(traitlets.TraitType):
-    """A value of the widget's state, synchronised with the browser, with a control to move it."""
+    """A value of the widget's state, synchronised with the browser, with a control to move it.
+
+    label  : what the learner reads; "π_ref" is shown with "ref" as a subscript
+    spoken : what a screen reader says instead, where the label holds signs: "distance from pi ref"
+
+    A list is frozen: changed in place, it would be neither checked nor sent.
+    """
 
     kind: ClassVar[str]
 
-    def __init__(self, default: Any, label: str):
+    def __init__(self, default: Any, label: str, *, spoken: str | None = None):
         super().__init__(default)
-        self.label = label
+        self.label, self.spoken = label, spoken
         self.tag(sync=True)
+
+    def _validate(self, obj: Any, value: Any) -> Any:
+        return _frozen(super()._validate(obj, value))
 
     def describe(self, widget: "LectureWidget") -> dict[str, Any]:
         """What base.js needs in order to build the control, as JSON values."""
-        return {"key": self.name, "kind": self.kind, "label": self.label}
+        described = {"key": self.name, "kind": self.kind, "label": self.label}
+        return described | ({"spoken": self.spoken} if self.spoken else {})
 
 
 class Slider(Control):
@@ -94,8 +108,9 @@ class Slider(Control):
         step: float | None = None,
         stops: list[float] | None = None,
         digits: int | None = None,
+        spoken: str | None = None,
     ):
-        super().__init__(default, label)
+        super().__init__(default, label, spoken=spoken)
         self.low, self.high = (low, high) if stops is None else (stops[0], stops[-1])
         self.step, self.stops, self.digits = step, stops, digits
 
@@ -104,14 +119,15 @@ class Slider(Control):
 
     def check(self, name: str, value: Any) -> float:
         number = as_number(name, value)
-        if not self.low <= number <= self.high:
+        if not self.low - ROUNDING <= number <= self.high + ROUNDING:
             raise InvalidValueError(
-                f"{name} is {number:g}; it must lie between {self.low:g} and {self.high:g}"
+                f"{name} is {number:.12g}; it must lie between {self.low:g} and {self.high:g}"
             )
+        number = min(max(number, float(self.low)), float(self.high))
         if self.digits != 0:
             return number
         if number != int(number):
-            raise InvalidValueError(f"{name} is {number:g}; expected a whole number")
+            raise InvalidValueError(f"{name} is {number:.12g}; expected a whole number")
         return int(number)
 
     def describe(self, widget: "LectureWidget") -> dict[str, Any]:
@@ -152,16 +168,25 @@ class Choice(Control):
 
     kind = "choice"
 
-    def __init__(self, default: str, label: str, options: Mapping[str, str], *, menu: bool = False):
-        super().__init__(default, label)
+    def __init__(
+        self,
+        default: str,
+        label: str,
+        options: Mapping[str, str],
+        *,
+        menu: bool = False,
+        spoken: str | None = None,
+    ):
+        super().__init__(default, label, spoken=spoken)
         self.options = dict(options)
         self.menu = menu
 
     def validate(self, obj: "LectureWidget", value: Any) -> str:
         offered = obj.options(self.name)
-        if value not in list(offered):
+        if not isinstance(value, str) or value not in offered:
             raise InvalidValueError(
-                f"{self.name} is {value!r}; this widget was made with: {', '.join(offered)}"
+                f"{self.name} is {short_repr(value)}; this widget was made with: "
+                f"{', '.join(offered)}"
             )
         return value
 
@@ -177,7 +202,7 @@ class Toggle(Control):
 
     def validate(self, obj: "LectureWidget", value: Any) -> bool:
         if not isinstance(value, bool):
-            raise InvalidValueError(f"{self.name} is {value!r}; expected True or False")
+            raise InvalidValueError(f"{self.name} is {short_repr(value)}; expected True or False")
         return value
 
 
@@ -196,22 +221,79 @@ class Data(Control):
 
 
 def as_number(name: str, value: Any) -> float:
-    """Return a finite float, or refuse with a message."""
+    """Return a finite float, or refuse with a message. True and "0.5" are no numbers here."""
+    plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
     try:
-        number = float(value)
+        if isinstance(plain, bool) or not isinstance(plain, numbers.Number):
+            raise TypeError
+        number = float(plain)
     except (TypeError, ValueError):
-        raise InvalidValueError(f"{name} is {value!r}; expected a number") from None
+        raise InvalidValueError(f"{name} is {short_repr(value)}; expected a number") from None
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
-        raise InvalidValueError(f"{name} is {number}; expected a finite number")
+        raise InvalidValueError(f"{name} is {short_repr(value)}; expected a finite number")
     return number
 
 
 def as_list(name: str, value: Any) -> list:
     """Return a list from a list, tuple, array or tensor, or refuse with a message."""
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(value, list | tuple):
-        raise InvalidValueError(f"{name} is {value!r}; expected a list")
-    return list(value)
+    items = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(items, list | tuple):
+        raise InvalidValueError(f"{name} is {short_repr(value)}; expected a list")
+    return list(items)
+
+
+def short_repr(value: Any) -> str:
+    """repr(value) for a message: one line, at most SHORT characters."""
+    try:
+        words = " ".join(repr(value).split())
+    except Exception:  # a value's own repr may fail, as that of a very long int does
+        words = f"a value of type {type(value).__name__}"
+    return words if len(words) <= SHORT else f"{words[: SHORT - 1]}…"
+
+
+def _refuse_change(self: Any, *_: Any, **__: Any) -> None:
+    raise InvalidValueError(
+        "a widget's value cannot be changed in place: copy it (list(…), copy.deepcopy(…)), change "
+        "the copy and assign that, as in `widget.lengths = [40, 10, 5, 20]`"
+    )
+
+
+class FrozenList(list):
+    """A list that refuses to be changed; its copies are plain lists."""
+
+    append = clear = extend = insert = pop = remove = reverse = sort = _refuse_change
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse_change
+
+    def __reduce__(self) -> tuple:
+        return list, (list(self),)
+
+
+class FrozenDict(dict):
+    """A dict that refuses to be changed; its copies are plain dicts."""
+
+    clear = pop = popitem = setdefault = update = _refuse_change
+    __setitem__ = __delitem__ = __ior__ = _refuse_change
+
+    def __reduce__(self) -> tuple:
+        return dict, (dict(self),)
+
+
+def _frozen(value: Any) -> Any:
+    """JSON values, with lists and dicts frozen at every depth."""
+    if isinstance(value, dict):
+        return FrozenDict((key, _frozen(item)) for key, item in value.items())
+    return FrozenList(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _whole(value: Any) -> Any:
+    """JSON values as a browser writes them: 1 for 1.0, so that saving changes nothing."""
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 # --- the widget ---------------------------------------------------------------------------------
@@ -244,9 +326,7 @@ class LectureWidget(anywidget.AnyWidget):
     def __init__(self, **state: Any):
         declared = self.declared()
         if unknown := [key for key in state if key not in declared]:
-            raise TypeError(
-                f"{type(self).__name__} has no {unknown[0]!r}; it takes {', '.join(declared)}"
-            )
+            raise TypeError(self._unknown(unknown[0]))
         described = [trait.describe(self) for trait in declared.values()]
         for control in described:
             if control["key"] in self.__dict__.get("_left_out", ()):
@@ -263,6 +343,19 @@ class LectureWidget(anywidget.AnyWidget):
         self.set_trait("controls", described)
         self._ready = True
         self.observe(self._use_reaction, names=list(declared))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse a mistyped name, which would otherwise be set and change nothing."""
+        known = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        if self._ready and not known:
+            raise AttributeError(self._unknown(name))
+        super().__setattr__(name, value)
+
+    def _unknown(self, name: str) -> str:
+        declared = list(self.declared())
+        closest = difflib.get_close_matches(name, declared, n=1)
+        meant = f" (did you mean {closest[0]!r}?)" if closest else ""
+        return f"{type(self).__name__} has no {name!r}{meant}; it takes {', '.join(declared)}"
 
     @classmethod
     def declared(cls) -> dict[str, Control]:
@@ -315,8 +408,9 @@ class LectureWidget(anywidget.AnyWidget):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the picture depends on, as JSON values."""
-        return {"controls": self.controls} | {key: getattr(self, key) for key in self.declared()}
+        """What the picture depends on, as JSON values; a whole number is an int."""
+        values = {key: getattr(self, key) for key in self.declared()}
+        return _whole({"controls": self.controls} | values)
 
     def preset(self, key: str) -> None:
         """Press the preset's button."""

@@ -222,9 +222,11 @@ class ClipRegion(LectureWidget):
 
     method = Choice("ppo", "Method", {key: row.label for key, row in METHODS.items()})
     sign = Choice("positive", "Advantage sign", {"positive": "▲ A > 0", "negative": "▼ A < 0"})
-    size = Slider(1.0, "|A| size", low=0.1, high=3.0, step=0.1, digits=1)
-    eps_low = Slider(0.2, "ε low", stops=EPSILONS)
-    eps_high = Slider(0.2, "ε high", stops=EPSILONS)
+    size = Slider(
+        1.0, "|A| size", low=0.1, high=3.0, step=0.1, digits=1, spoken="size of the advantage"
+    )
+    eps_low = Slider(0.2, "ε low", stops=EPSILONS, spoken="epsilon low")
+    eps_high = Slider(0.2, "ε high", stops=EPSILONS, spoken="epsilon high")
     tau_pos = Slider(1.0, "τ for A > 0", low=0.2, high=5.0, step=0.05, digits=2)
     tau_neg = Slider(1.05, "τ for A < 0", low=0.2, high=5.0, step=0.05, digits=2)
     dual_clip = Slider(3.0, "c (dual clip)", low=1.1, high=3.8, step=0.1, digits=1)

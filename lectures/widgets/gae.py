@@ -124,8 +124,8 @@ class Gae(LectureWidget):
     _esm = module("gae")
     critic = Choice("noise", "The other critic", CRITICS)
     error = Slider(0.5, "its error (points)", low=0, high=2, step=0.05, digits=2)
-    lam = Slider(0.95, "λ", low=0, high=1, step=0.01, digits=2)
-    gamma = Slider(1.0, "γ", low=0.5, high=1, step=0.01, digits=2)
+    lam = Slider(0.95, "λ", low=0, high=1, step=0.01, digits=2, spoken="lambda")
+    gamma = Slider(1.0, "γ", low=0.5, high=1, step=0.01, digits=2, spoken="gamma")
     answers = Slider(16, "answers N", stops=[2**i for i in range(11)], digits=0)
     skill = Slider(0.0, "skill (nats)", low=0, high=4, step=0.5, digits=1)
     presets: ClassVar = {

@@ -205,7 +205,10 @@ class KLEstimators(LectureWidget):
             "certain": "near-certain token",
         },
     )
-    distance = Slider(1.0, "Distance from π_ref", low=0.0, high=4.0, step=0.05, digits=2)
+    distance = Slider(
+        1.0, "Distance from π_ref", low=0.0, high=4.0, step=0.05, digits=2,
+        spoken="distance from pi ref",
+    )  # fmt: skip
     place = Choice(
         "loss_token", "Where k stands", {key: place.label for key, place in PLACES.items()}
     )
