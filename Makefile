@@ -17,7 +17,7 @@ setup: ## create .venv and install everything (each command below does this firs
 	@$(PYTHON) bootstrap.py
 
 lab: setup ## open JupyterLab on the course's start page
-	@$(RUN) -m jupyterlab $(LAB_ARGS) --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/lectures/README.md --ContentsManager.pre_save_hook=lectures.execute.save_stills
+	@$(RUN) -m jupyterlab $(LAB_ARGS) --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/lectures/README.md
 
 test: setup ## run the whole test suite (the browser tests need chromium)
 	@$(RUN) -m pytest $(ARGS)

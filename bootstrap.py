@@ -22,7 +22,9 @@ STAMP = VENV / "course-installed"
 LOG = VENV / "install.log"
 INPUTS = ("requirements.txt", "constraints.txt", "pyproject.toml", "bootstrap.py")
 FREE_GB = 4  # the CPU set takes about 2 GB; pip needs room to unpack
-# In this .venv only: JupyterLab shows Markdown pages rendered, and does not phone home for news.
+# In this .venv only: JupyterLab shows Markdown pages rendered, does not phone home for news, and
+# saves a widget as its still picture (a view without its kernel says "model not found").
+SERVER_SETTINGS = {"ContentsManager": {"pre_save_hook": "lectures.execute.save_stills"}}
 LAB_SETTINGS = {
     "@jupyterlab/docmanager-extension:plugin": {"defaultViewers": {"markdown": "Markdown Preview"}},
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
@@ -135,10 +137,14 @@ def install(
     print("setup: done", flush=True)
 
 
-def write_lab_settings() -> None:
-    settings = VENV / "share/jupyter/lab/settings/overrides.json"
-    settings.parent.mkdir(parents=True, exist_ok=True)
-    settings.write_text(json.dumps(LAB_SETTINGS, indent=2))
+def write_settings() -> None:
+    for path, settings in (
+        ("share/jupyter/lab/settings/overrides.json", LAB_SETTINGS),
+        ("etc/jupyter/jupyter_server_config.json", SERVER_SETTINGS),
+    ):
+        file = VENV / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(settings, indent=2))
 
 
 def main() -> None:
@@ -148,7 +154,7 @@ def main() -> None:
         ("installing the packages (about 2 GB, a few minutes)", pins),
         ("installing the course itself", ["--no-deps", "-e", ROOT]),
     ]
-    install(VENV, INPUTS, steps, write_lab_settings)
+    install(VENV, INPUTS, steps, write_settings)
 
 
 if __name__ == "__main__":

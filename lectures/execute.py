@@ -22,6 +22,7 @@ from nbclient.exceptions import CellExecutionError
 
 LECTURES = Path(__file__).parent
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
 def lecture_paths(names: list[str]) -> list[Path]:
@@ -46,15 +47,18 @@ def drop_widget_views(notebook: dict) -> None:
 
 
 def save_stills(model: dict, **where: Any) -> None:
-    """For JupyterLab's ContentsManager.pre_save_hook: the page keeps its widgets, the file not."""
+    """For ContentsManager.pre_save_hook, where bootstrap.py has put it into .venv's settings: the
+    page keeps its widgets, the file not."""
     if model["type"] == "notebook":
         drop_widget_views(model["content"])
 
 
 def freeze_outputs(notebook: nbformat.NotebookNode) -> None:
-    """Drop widget views, widget state and timestamps, in place."""
+    """Drop widget views, widget state and timestamps, name the kernel as JupyterLab does (else
+    opening the notebook changes it), in place."""
     drop_widget_views(notebook)
     notebook.metadata.pop("widgets", None)
+    notebook.metadata.kernelspec = dict(KERNEL)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
 

@@ -1,6 +1,7 @@
 """Setting up ends well or in one clear sentence, and a second run does nothing."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -8,6 +9,11 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+from jupyter_core.paths import ENV_CONFIG_PATH
+from jupyter_server.services.contents.largefilemanager import LargeFileManager
+from traitlets.config import Config
+
+from lectures.execute import WIDGET_VIEW, save_stills
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,3 +113,18 @@ def test_make_help_lists_the_commands():
     assert "lab" in targets
     for target in targets.split():
         assert f"make {target}" in shown.stdout
+
+
+def test_every_jupyterlab_of_the_environment_saves_widgets_as_stills(bootstrap):
+    """However it is started: by make, by hand, by an editor that uses this environment's server."""
+    bootstrap.write_settings()
+    (read,) = bootstrap.VENV.glob(
+        "etc/jupyter/jupyter_server_config.json"
+    )  # sys.prefix/etc/jupyter
+    assert str(Path(sys.prefix) / read.parent.relative_to(bootstrap.VENV)) in ENV_CONFIG_PATH
+    manager = LargeFileManager(config=Config(json.loads(read.read_text())))
+    assert manager.pre_save_hook is save_stills
+    output = {"data": {"image/png": "", WIDGET_VIEW: {}}}
+    model = {"type": "notebook", "content": {"cells": [{"outputs": [output]}]}}
+    manager.run_pre_save_hooks(model=model, path="lecture.ipynb")
+    assert list(output["data"]) == ["image/png"]

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 ARTIFACTS = ROOT / "test-artifacts"
 PATIENCE = 60  # seconds: a busy machine is slow, not broken
 WIDGETS = {name: getattr(course_widgets, name) for name in course_widgets.__all__}
-SAVING = "--ContentsManager.pre_save_hook=lectures.execute.save_stills"
+SETTINGS = runpy.run_path(str(ROOT / "bootstrap.py"))["SERVER_SETTINGS"]
 NOTEBOOKS = ("widget_gallery", "03_ratios_and_clipping")
 
 # JupyterLab's keys for a selected cell: insert, cut, copy, paste, delete, change, merge, undo,
@@ -43,7 +44,7 @@ COMMAND_KEYS = (
 
 @contextlib.contextmanager
 def jupyterlab(home: Path, notebooks: dict[str, nbformat.NotebookNode]):
-    """Run JupyterLab over `notebooks` (by name) as `make lab` does, but without own settings."""
+    """Run JupyterLab over `notebooks` (by name) with the course's settings, without a user's."""
     folder = home / "notebooks"
     folder.mkdir()
     for name, notebook in notebooks.items():
@@ -52,6 +53,7 @@ def jupyterlab(home: Path, notebooks: dict[str, nbformat.NotebookNode]):
     settings.mkdir(parents=True)
     quiet = {"fetchNews": "false", "checkForUpdates": False}
     (settings / "notification.jupyterlab-settings").write_text(json.dumps(quiet))
+    (home / "config/jupyter_server_config.json").write_text(json.dumps(SETTINGS))
     environment = os.environ | {
         "JUPYTER_CONFIG_DIR": str(home / "config"),
         "JUPYTER_DATA_DIR": str(home / "data"),
@@ -63,7 +65,7 @@ def jupyterlab(home: Path, notebooks: dict[str, nbformat.NotebookNode]):
     }
     command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
     command += ["--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", "--IdentityProvider.token="]
-    command += [f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True", SAVING]
+    command += [f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"]
     with (home / "log").open("w") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
@@ -347,11 +349,6 @@ def widget_cells(page) -> dict[str, tuple[int, str]]:
         if any("policy_gradients_course" in o.get("metadata", {}) for o in outputs):
             found[cell["id"]] = (i, "".join(cell["source"]).strip().splitlines()[-1])
     return found
-
-
-def test_make_lab_saves_as_these_tests_do():
-    for name in ("Makefile", "README.md"):
-        assert SAVING in (ROOT / name).read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
