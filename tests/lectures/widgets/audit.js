@@ -32,7 +32,7 @@
     const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
       const node = walker.currentNode;
-      if (node.parentElement.closest("svg, style, select")) continue;
+      if (node.parentElement.closest("svg, style, select, .spoken")) continue;
       const range = document.createRange();
       range.selectNodeContents(node);
       add(node.parentElement, node.textContent, range.getClientRects());

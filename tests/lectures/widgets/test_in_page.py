@@ -3,6 +3,8 @@
 Each state in a widget's `examples` is drawn at several widths, light and dark.
 """
 
+import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from lectures.widgets import base
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
 WIDGETS = [getattr(course_widgets, name) for name in course_widgets.__all__]
+NOTEBOOKS = sorted((ROOT / "lectures").glob("*.ipynb"))
 WIDTHS = (980, 848, 700, 420, 320)  # 848: beside an open sidebar of JupyterLab
 every_widget = pytest.mark.parametrize("widget", WIDGETS, ids=lambda w: w.name)
 
@@ -100,6 +104,12 @@ def states(widget) -> list[dict]:
     return [widget(**changes).state for changes in widget.examples]
 
 
+def called(control: dict) -> str:
+    """What a screen reader hears instead of the label; a subscript has no underscore there."""
+    label = re.sub(r"(?<!\w)([α-ωL])_(θ|\w+)", r"\1 \2", control["label"])
+    return control.get("spoken") or label
+
+
 def plain(words: str) -> str:
     return words.replace("\u00a0", " ")
 
@@ -144,7 +154,7 @@ def test_every_control_has_a_name_and_a_value_for_a_screen_reader(widget, stage,
         expected = {role: [] for role in ("slider", "radio", "checkbox", "combobox", "button")}
         chosen = []
         for control in state["controls"]:
-            kind, label, value = control["kind"], control["label"], state.get(control["key"])
+            kind, label, value = control["kind"], called(control), state.get(control["key"])
             if kind == "slider":
                 expected["slider"].append(label)
             elif kind == "sliders":
@@ -299,3 +309,17 @@ def test_what_python_sets_is_drawn_at_once(widget, stage, page):
             [{key: value for key, value in made.state.items() if key != "controls"}],
         )
         assert page.evaluate("() => seen()") == wanted
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_a_notebook_has_saved_comes_alive_again(path, committed, stage, page):
+    """As on the site: today's module, the state in the saved output, the sentence saved with it."""
+    committed(path)
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    for output in outputs:
+        if saved := output.get("metadata", {}).get(base.METADATA_KEY):
+            (widget,) = [widget for widget in WIDGETS if widget.name == saved["widget"]]
+            stage(widget)
+            sentence, *_ = page.evaluate(SAYS, saved["state"])
+            assert "".join(output["data"]["text/plain"]) == f"{widget.__name__}: {plain(sentence)}"
