@@ -235,7 +235,8 @@ def test_one_token_is_one(plain):
     """One prompt, one of whose responses has a single token and alone is clipped or idle."""
     record = load_record(plain).take([0])
     made = StepInspector(record, "dr_grpo")
-    row = made._row()
+    row = dict(made._row())
+    made._row = lambda key=None: row
     row |= {"gates": ["h" + "." * 15] * 3, "advantages": [1.0] * 4}
     assert "the clip silences 1 of 16 tokens (1 above 1.2 with A > 0); " in made.sentence
     row |= {"formula": False}
@@ -323,16 +324,20 @@ def test_the_browser_says_what_python_says(record, plain, tmp_path, missing):
     mades = [StepInspector(plain, "gspo", "cispo"), StepInspector(plain, mine, "grpo")]
     mades += [StepInspector(record, own, "gspo") for own in (mine, held, low, *VARIANTS.values())]
     mades += [StepInspector(record, name, "ppo") for name in ALGORITHMS]
-    alone = StepInspector(load_record(plain).take([0]), "dr_grpo")
-    alone._row().update(
-        gates=["h" + "." * 15] * 3, advantages=[1.0] * 15 + [0.0], per_token=True, dropped=[]
-    )
     cases = []
-    for made in [*mades, alone]:
+    for made in mades:
         for update in range(1, made.updates + 1):
             made.update = update
             texts = [made.sentence, made.note, made._differences()]
             cases.append({"state": made.state, "texts": texts})
+    alone = StepInspector(load_record(plain).take([0]), "dr_grpo")
+    row = alone._row() | {
+        "gates": ["h" + "." * 15] * 3, "advantages": [1.0] * 15 + [0.0], "per_token": True,
+    }  # fmt: skip
+    alone._row = lambda key=None: row
+    state = alone.state | {"step": alone.step | {"rows": [row]}}
+    cases.append({"state": state, "texts": [alone.sentence, alone.note, []]})
+    assert "silences 1 of 16 tokens (1 above 1.2 with A > 0); 1 more has" in alone.sentence
     assert {"dr_grpo", "mine", "held", "low", "dual"} <= {c["state"]["algorithm"] for c in cases}
     (tmp_path / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
     (tmp_path / "widget.mjs").write_text(base.module("step_inspector"), encoding="utf-8")
