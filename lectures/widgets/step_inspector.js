@@ -383,6 +383,7 @@ const LOOK = `
     padding: 1px 3px 2px; border: 1px solid var(--grid); border-radius: 3px; line-height: 1.3;
     font-size: 12px; color: var(--ink); background: var(--paper); cursor: pointer;
   }
+  .cell, .ramp { forced-color-adjust: none; } /* the colours are the numbers */
   .cell:hover { border-color: var(--ink); }
   .cell .token { font-family: ui-monospace, "DejaVu Sans Mono", monospace; white-space: pre; }
   .cell .token.long { font-size: 10.5px; line-height: 1.49; }

@@ -12,6 +12,7 @@ import pytest
 
 from lectures import widgets as course_widgets
 from lectures.widgets import base
+from lectures.widgets.still import shown
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -77,6 +78,44 @@ REACHABLE = """
 }
 """
 
+VALUE_TEXTS = """
+() => [...root.querySelectorAll(".controls input[type=range]")]
+  .map((input) => input.getAttribute("aria-valuetext"))
+"""
+
+# Everything drawn while the system chooses the colours, on a page of either theme.
+FORCED = """
+(states) => states.flatMap((state) => ["light", "dark"].flatMap((theme) => {
+  show(state, theme);
+  const ground = audit.color(getComputedStyle(root).backgroundColor);
+  const dark = audit.ratio(ground, [0, 0, 0]) < 4;
+  const wrong = root.classList.contains("dark") === dark ? [] : ["wrong palette"];
+  audit.markScrolling(root);
+  return [...wrong, ...audit.contrast(root)];
+}))
+"""
+
+# Counts what a screen reader is told.
+LISTEN = """
+() => {
+  const status = root.querySelector("[role=status]");
+  window.told = [];
+  new MutationObserver(() => { if (status.textContent) told.push(status.textContent); })
+    .observe(status, { childList: true, characterData: true, subtree: true });
+}
+"""
+
+# Moves the first slider at once to one place after another, as a mouse does.
+MOVES = """
+(count) => {
+  const input = root.querySelector(".controls input[type=range]:not(:disabled)");
+  for (let i = 0; i < count; i += 1) {
+    input.value = Number(input.min) + (input.max - input.min) * (0.2 + 0.6 * i / count);
+    input.dispatchEvent(new Event("input"));
+  }
+}
+"""
+
 DRAG = """
 (input) => {
   for (const share of [0.2, 0.3, 0.4, 0.5, 0.6, 0.7]) {
@@ -106,8 +145,21 @@ def states(widget) -> list[dict]:
 
 def called(control: dict) -> str:
     """What a screen reader hears instead of the label; a subscript has no underscore there."""
-    label = re.sub(r"(?<!\w)([α-ωL])_(θ|\w+)", r"\1 \2", control["label"])
-    return control.get("spoken") or label
+    return control.get("spoken") or spoken(control["label"])
+
+
+def spoken(words: str) -> str:
+    return re.sub(r"(?<!\w)([α-ωL])_(θ|\w+)", r"\1 \2", words)
+
+
+def value_texts(state) -> list[str]:
+    """What the sliders say of themselves, in their order: the number as it is shown beside them."""
+    texts = []
+    for control in state["controls"]:
+        value = state.get(control["key"])
+        if control["kind"] in ("slider", "sliders"):
+            texts += [shown(control, v) for v in (value if isinstance(value, list) else [value])]
+    return texts
 
 
 def plain(words: str) -> str:
@@ -170,18 +222,18 @@ def test_every_control_has_a_name_and_a_value_for_a_screen_reader(widget, stage,
                 expected["radio"] += options.values()
                 chosen.append(options[value])
                 assert label in names("group")
+        assert all(names("group"))
         for role, wanted in expected.items():
             heard = names(role)
             assert all(heard)
             assert not Counter(wanted) - Counter(heard)  # a picture may have further ones
         checked = [n["name"]["value"] for n in of("radio") if properties(n)["checked"] == "true"]
         assert checked == chosen
-        for slider in of("slider"):
-            assert properties(slider).get("valuetext")
+        assert page.evaluate(VALUE_TEXTS) == value_texts(state)
         for menu in of("combobox"):
             assert menu["value"]["value"]
         regions = [n for n in nodes if properties(n).get("live") == "polite"]
-        assert len(regions) >= 1
+        assert [n["role"]["value"] for n in regions] == ["status"]
         assert plain(page.locator(".result").inner_text()) == widget(**changes).sentence
         (frame,) = page.locator(".widget").all()
         assert frame.get_attribute("role") == "group"
@@ -283,6 +335,9 @@ def test_python_hears_once_after_a_drag_and_the_last_word_on_closing(widget, sta
     dragged = page.evaluate("() => seen()")
     expect(page.locator(".widget")).not_to_have_attribute("data-unsent", "")
     assert page.evaluate("() => model.saved") == 1
+    # the sentence is announced, once the move is over
+    sentence = plain(page.locator(".result").text_content())
+    expect(page.get_by_role("status")).to_have_text(spoken(sentence))
     # what Python heard is what is seen
     page.evaluate("() => show(model.state)")
     assert page.evaluate("() => seen()") == dragged
@@ -309,6 +364,101 @@ def test_what_python_sets_is_drawn_at_once(widget, stage, page):
             [{key: value for key, value in made.state.items() if key != "controls"}],
         )
         assert page.evaluate("() => seen()") == wanted
+
+
+@every_widget
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_forced_colours_can_be_read(widget, scheme, stage, page):
+    """The system's ground decides, whatever the page's theme; a change is followed at once."""
+    stage(widget, 700)
+    page.emulate_media(forced_colors="active", color_scheme=scheme)
+    assert page.evaluate(FORCED, states(widget)) == []
+    page.emulate_media(forced_colors="none", color_scheme=scheme)
+    page.evaluate("(state) => show(state, 'light')", widget().state)
+    page.emulate_media(forced_colors="active", color_scheme=scheme)
+    expected = "widget dark" if scheme == "dark" else "widget"
+    page.wait_for_function("(name) => root.className === name", arg=expected)
+
+
+@every_widget
+def test_a_drag_is_announced_once_and_what_python_sets_never(widget, stage, page):
+    stage(widget)
+    page.evaluate("(state) => show(state)", widget().state)
+    page.evaluate(LISTEN)
+    page.evaluate(
+        "([changes]) => change(changes)",
+        [{k: v for k, v in widget(**widget.examples[1]).state.items() if k != "controls"}],
+    )
+    page.wait_for_timeout(900)
+    assert page.evaluate("() => told") == []
+    page.evaluate("(state) => show(state)", widget().state)
+    page.evaluate(LISTEN)
+    page.evaluate(MOVES, 60)
+    assert page.evaluate("() => told") == []
+    page.wait_for_function("() => told.length")
+    page.wait_for_timeout(300)
+    (told,) = page.evaluate("() => told")
+    assert told == spoken(page.evaluate("() => seen()[1]"))
+
+
+def test_an_underscore_is_a_subscript_and_heard_in_words(stage, page):
+    stage(course_widgets.KLEstimators)
+    page.evaluate("(state) => show(state)", course_widgets.KLEstimators().state)
+    label = page.locator("label", has_text="Distance from π")
+    assert label.locator("sub").inner_text().lstrip("_") == "ref"
+    assert label.text_content() == "Distance from π_ref"  # what is copied
+    assert label.locator(".underscore").evaluate("(n) => n.getBoundingClientRect().width") == 0
+    assert page.get_by_role("slider", name="distance from pi ref", exact=True).count() == 1
+    assert page.locator(".result sub").count() > 0
+    code = page.evaluate("() => root.querySelector('.note').textContent")
+    assert "_" not in code.replace("π_ref", "")
+
+
+def test_code_in_a_sentence_keeps_its_underscores(stage, page):
+    stage(course_widgets.LengthBias)
+    page.evaluate("(state) => show(state)", course_widgets.LengthBias(split=True).state)
+    note = page.locator(".note")
+    assert "mean_per_token" in note.text_content()
+    assert note.locator("sub").count() == 0
+
+
+@every_widget
+def test_no_key_on_a_control_scrolls_the_page_away(widget, stage, page):
+    stage(widget)
+    page.set_viewport_size({"width": 980, "height": 500})
+    page.evaluate("(state) => show(state)", widget().state)
+    page.evaluate("() => { document.body.style.padding = '900px 0'; scrollTo(0, 700); }")
+    for i, kind in enumerate(page.evaluate("() => controls().map((n) => n.type)")):
+        keys = ["Home", "End", "PageUp", "PageDown", *([] if kind == "select-one" else ["Space"])]
+        for key in keys:
+            if page.evaluate("(i) => controls()[i].disabled", i):
+                break
+            page.evaluate("(i) => controls()[i].focus({ preventScroll: true })", i)
+            before = page.evaluate("() => scrollY")
+            page.keyboard.press(key)
+            page.wait_for_timeout(40)
+            assert page.evaluate("() => scrollY") == before, (kind, key)
+
+
+def test_a_control_that_is_switched_off_hands_its_focus_on(stage, page):
+    stage(course_widgets.LengthBias)
+    made = course_widgets.LengthBias(split=True)
+    page.evaluate("(state) => show(state)", made.state)
+    divide = page.locator(".controls input[type=radio]:checked")
+    divide.focus()
+    page.evaluate("() => change({ split: false })")
+    assert divide.is_disabled()
+    assert page.evaluate("() => controls().includes(focused()) && !focused().disabled")
+
+
+@every_widget
+def test_the_browsers_font_size_acts_and_nothing_is_cut(widget, stage, page):
+    stage(widget)
+    page.evaluate("() => { document.documentElement.style.fontSize = '24px'; }")
+    page.evaluate("(state) => show(state)", widget().state)
+    assert page.evaluate("() => getComputedStyle(root).fontSize") == "21px"
+    controls = page.evaluate("() => audit.collisions(root)")
+    assert not [words for words in controls if "cut" in words or "wider" in words]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
