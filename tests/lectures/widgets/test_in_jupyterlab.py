@@ -6,8 +6,10 @@ the benchmark as well.
 """
 
 import contextlib
+import copy
 import json
 import os
+import platform
 import re
 import runpy
 import subprocess
@@ -165,8 +167,8 @@ class Shown:
     def tell(self, code: str) -> None:
         self.page.evaluate(ASK, code.replace("VAR", self.variable))
 
-    def keys(self) -> list[tuple[dict, int]]:
-        """For each element in `controls`: what Python declared, and which part of it it is."""
+    def keys(self) -> list[tuple[dict, int, int]]:
+        """For each element in `controls`: what Python declared, which part of it, of how many."""
         parts = {"slider": lambda c: 1, "sliders": lambda c: len(c["names"])}
         parts |= {
             "toggle": lambda c: 1,
@@ -174,7 +176,8 @@ class Shown:
             "data": lambda c: 0,
         }
         parts["choice"] = lambda c: 1 if c["menu"] else len(c["options"])
-        return [(c, i) for c in self.ask("VAR.controls") for i in range(parts[c["kind"]](c))]
+        sized = [(c, parts[c["kind"]](c)) for c in self.ask("VAR.controls")]
+        return [(c, part, size) for c, size in sized for part in range(size)]
 
     def until(self, expression: str, holds) -> None:
         """Ask until the kernel's answer is right: what a learner moved takes a moment to arrive."""
@@ -255,14 +258,16 @@ def move_every_control(page, widget: Shown, cls) -> None:
         if any(isinstance(value, Path) for value in changes.values()):
             continue  # a widget over another record, not a state of this one
         off = cls(**changes).off
-        now = [i for i, (control, _) in waiting.items() if control["key"] not in off]
+        now = [i for i, (control, *_) in waiting.items() if control["key"] not in off]
         if now:
             widget.use(changes)
         for i in now:
             if widget.seen()["off"][i]:  # switched off by one moved before
                 widget.use(changes)
-            for move in (by_keyboard, by_mouse):
-                move_one(page, widget, i, *waiting[i], move)
+            control, part, parts = waiting[i]
+            moves = (by_keyboard, by_mouse)  # of several options or sliders, in turns
+            for move in moves if parts == 1 else [moves[part % 2]]:
+                move_one(page, widget, i, control, part, move)
             del waiting[i]
     assert waiting == {}
 
@@ -337,6 +342,10 @@ def lab(tmp_path_factory, chromium):
     notebooks = {
         name: nbformat.read(ROOT / "lectures" / f"{name}.ipynb", as_version=4) for name in NOTEBOOKS
     }
+    show = nbformat.v4.new_code_cell("from lectures.widgets import ClipRegion\nClipRegion()")
+    as_committed = copy.deepcopy(notebooks["widget_gallery"].metadata)
+    as_committed.language_info.version = platform.python_version()
+    notebooks["one_widget"] = nbformat.v4.new_notebook(cells=[show], metadata=as_committed)
     with jupyterlab(tmp_path_factory.mktemp("lab"), notebooks) as address:
         yield address
 
@@ -441,3 +450,32 @@ def read_in_a_cell(page, widget: Shown, cell_id: str) -> None:
     (output,) = page.evaluate(CELLS)[i]["outputs"]
     read = widget.ask(f"repr(({''.join(cells[i]['source'])}))")
     assert "".join("".join(output["data"]["text/plain"]).split()) == "".join(read.split())
+
+
+def test_keys_that_are_not_a_cells_reach_jupyterlab_from_a_control(lab, page):
+    """Save, find, the sidebar and the commands; run and the rest stay with the control."""
+    open_notebook(page, lab, "one_widget")
+    dirty = "jupyterapp.shell.currentWidget.context.model.dirty"
+    assert not page.evaluate(f"() => {dirty}")  # opening has changed nothing
+    run_all(page)
+    slider = page.locator(".widget input[type=range]").first
+    slider.wait_for()
+    before = page.evaluate(IDENTITY)
+    slider.focus()
+    page.keyboard.press("Control+Enter")
+    page.wait_for_function(f"() => {dirty}")
+    page.keyboard.press("Control+s")
+    page.wait_for_function(f"() => !{dirty}")
+    assert slider.evaluate(DEEP_FOCUS)
+    shown = "jupyterapp.shell.leftCollapsed"
+    collapsed = page.evaluate(f"() => {shown}")
+    page.keyboard.press("Control+b")
+    page.wait_for_function(f"(before) => {shown} !== before", arg=collapsed)
+    slider.focus()
+    page.keyboard.press("Control+Shift+C")
+    page.locator("#modal-command-palette").wait_for()
+    page.keyboard.press("Escape")
+    slider.focus()
+    page.keyboard.press("Control+f")
+    page.locator(".jp-DocumentSearch-overlay").wait_for()
+    assert page.evaluate(IDENTITY) == before
