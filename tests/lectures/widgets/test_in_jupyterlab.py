@@ -460,6 +460,7 @@ def test_keys_that_are_not_a_cells_reach_jupyterlab_from_a_control(lab, page):
     run_all(page)
     slider = page.locator(".widget input[type=range]").first
     slider.wait_for()
+    assert page.locator(".widget").evaluate("(root) => getComputedStyle(root).fontSize") == "14px"
     before = page.evaluate(IDENTITY)
     slider.focus()
     page.keyboard.press("Control+Enter")
