@@ -430,11 +430,11 @@ def test_no_key_on_a_control_scrolls_the_page_away(widget, stage, page):
     page.set_viewport_size({"width": 980, "height": 500})
     page.evaluate("(state) => show(state)", widget().state)
     page.evaluate("() => { document.body.style.padding = '900px 0'; scrollTo(0, 700); }")
-    for i, kind in enumerate(page.evaluate("() => controls().map((n) => n.type)")):
+    kinds = page.evaluate("() => controls().map((n) => n.disabled ? '' : n.type)")
+    for kind in set(kinds) - {""}:
+        i = kinds.index(kind)
         keys = ["Home", "End", "PageUp", "PageDown", *([] if kind == "select-one" else ["Space"])]
         for key in keys:
-            if page.evaluate("(i) => controls()[i].disabled", i):
-                break
             page.evaluate("(i) => controls()[i].focus({ preventScroll: true })", i)
             before = page.evaluate("() => scrollY")
             page.keyboard.press(key)
