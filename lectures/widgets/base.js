@@ -148,7 +148,7 @@ export function hatching() {
 // The whole picture: `about` says to someone who cannot see it what is drawn.
 export function picture(width, height, about, ...children) {
   const size = { viewBox: `0 0 ${width} ${height}`, height };
-  return svg("svg", { ...size, role: "img", "aria-label": about }, ...children);
+  return svg("svg", { ...size, role: "img", "aria-label": spoken(about) }, ...children);
 }
 
 // { fill, ink } for a signed number on a diverging scale: paper at 0, full colour at ±largest.

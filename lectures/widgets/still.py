@@ -7,6 +7,7 @@ Leaves out: the picture itself, which the widget draws into axes from `Still.axe
 
 import io
 import math
+import re
 import textwrap
 from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
@@ -30,6 +31,7 @@ INK, SOFT, LINE, GRID = "#1a1a1a", "#595959", "#8a8a8a", "#dedede"
 DEAD, HATCH, PAPER = "#f1f1f1", "#a6a6a6", "#ffffff"
 POSITIVE, NEGATIVE = "#0072B2", "#D55E00"
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")  # up to four series in one picture
+SYMBOL = r"(?<!\w)([α-ωL])_(θ|\w+)"
 HALO = [withStroke(linewidth=3, foreground="white")]
 BOLD = {"fontweight": "bold", "fontsize": 10, "color": INK}
 
@@ -61,6 +63,14 @@ def significant(value: float, digits: int) -> str:
         return fixed(value, digits - 1 - power)
     unit = 10 ** (power - digits + 1)
     return fixed(unit * math.floor(value / unit + 0.5), 0)
+
+
+def subscripted(words: str) -> dict[str, Any]:
+    """Arguments of `Axes.text`: "π_ref" with a subscript, as in base.js, and no other mathematics
+    (a token may hold dollar signs)."""
+    if "$" in words or not re.search(SYMBOL, words):
+        return {"s": words, "parse_math": False}
+    return {"s": re.sub(SYMBOL, r"\1$_{\\mathregular{\2}}$", words)}
 
 
 def signed_color(value: float, largest: float) -> tuple[str, str]:
@@ -150,8 +160,8 @@ class Still:
         foot.axis("off")
         foot.plot([0, STILL_WIDTH], [0, 0], color=GRID, linewidth=1)
         for i, line in enumerate(self.words):
-            look = {"fontsize": 9.5, "color": INK, "va": "center", "parse_math": False}
-            foot.text(18, 16 + SENTENCE_LINE * i, line, **look)
+            look = {"fontsize": 9.5, "color": INK, "va": "center"}
+            foot.text(18, 16 + SENTENCE_LINE * i, **subscripted(line), **look)
 
     def axes(self, left: float, top: float, width: float, height: float) -> Axes:
         """Axes inside the picture area, from its top left corner, in screen pixels."""
@@ -181,14 +191,13 @@ class _Panel:
         notes = [note for note in (still.note, text) if note]
         lines = [line for note in notes for line in [*textwrap.wrap(note, 34), ""]]
         words = "\n".join(lines[:-1])
-        self.axis.text(
-            self.LEFT, self.top - 8, words, va="top", fontsize=9, color=SOFT, linespacing=1.3
-        )
+        look = {"va": "top", "fontsize": 9, "color": SOFT, "linespacing": 1.3}
+        self.axis.text(self.LEFT, self.top - 8, **subscripted(words), **look)
         return self.top + 16.5 * len(lines)
 
     def title(self, text: str) -> None:
         look = {"fontweight": "bold", "fontsize": 10, "color": self.ink}
-        self.axis.text(self.LEFT, self.top, text, va="center", **look)
+        self.axis.text(self.LEFT, self.top, **subscripted(text), va="center", **look)
 
     def track(self, y: float, left: float, share: float) -> None:
         at = left + (self.RIGHT - left) * min(1, max(0, share))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lectures.widgets import ClipRegion, LengthBias, StepInspector
+from lectures.widgets.still import subscripted
 
 
 @pytest.mark.parametrize(
@@ -89,3 +90,9 @@ def test_whole_numbers_are_written_as_a_browser_writes_them():
     assert '"size": 1,' in written
     assert ".0," not in written
     assert ".0]" not in written
+
+
+def test_the_still_sets_subscripts_and_leaves_dollar_signs_and_code_alone():
+    assert subscripted("log π_ref")["s"] == r"log π$_{\mathregular{ref}}$"
+    for plain in ("mean_per_token", "“$x_1$” and π_ref", "ε low"):
+        assert subscripted(plain) == {"s": plain, "parse_math": False}
