@@ -124,9 +124,13 @@ export function numbers({ reward, skill, baseline }) {
   };
 }
 
-// A probability with two decimals, or three where two would round it to 0 or to 1.
-const rate = (value) =>
-  fixed(value, (value > 0 && value < 0.005) || (value >= 0.995 && value < 1) ? 3 : 2);
+// A probability with two decimals, or as many as it takes not to be rounded to 0 or to 1.
+function rate(value) {
+  const rounded = (digits) => [0, 1].includes(Number(fixed(value, digits)));
+  let digits = 2;
+  while (digits < 8 && value > 1e-9 && value < 1 - 1e-9 && rounded(digits)) digits += 1;
+  return fixed(value, digits);
+}
 
 export function sentence(state) {
   const found = numbers(state);
@@ -171,8 +175,8 @@ const HEIGHT = SWEEP.top + SWEEP.height + 44;
 const RANGE = { binary: [-0.25, 1.25], arms: [-0.25, 1.25], graded: [-0.5, 6] };
 const DECADES = { binary: [-6, 0], arms: [-8, 0], graded: [-3, 2] };
 const NONE = { color: "var(--ink)", short: "none", long: "no baseline" };
-const MEAN = { color: "var(--series-3)", dash: "8 3 2 3", sides: 6, short: "V", long: "mean V" };
-const BEST = { color: "var(--series-4)", dash: "5 4", sides: 5, short: "b*", long: "best b*" };
+const MEAN = { color: "var(--series-3)", dash: "8 3 2 3", sides: 4, short: "V", long: "mean V" };
+const BEST = { color: "var(--series-4)", dash: "5 4", sides: 3, short: "b*", long: "best b*" };
 const OWN = { color: "var(--ink)", ring: true, short: "yours" };
 const LOOKS = [NONE, MEAN, BEST, OWN];
 
@@ -285,10 +289,14 @@ function sharesPanel(plot, found) {
   };
   const swatch = (look, hollow) => (at, y) =>
     [svg("rect", { x: at + 12, y: y - 5, width: 11, height: 11, ...ink(look, hollow) })];
-  const follow = (look, b) => line(x(b), CURVE.top + CURVE.height, x(b), bottom, stroke(look));
+  const below = CURVE.top + CURVE.height; // the curve's panel; the words between stay free
+  const follow = (look, b) => [
+    line(x(b), below, x(b), below + 10, stroke(look)),
+    line(x(b), SHARES.top, x(b), bottom, stroke(look)),
+  ];
   return [
-    follow(MEAN, found.mean),
-    follow(BEST, found.best),
+    ...follow(MEAN, found.mean),
+    ...follow(BEST, found.best),
     ...heading(plot, SHARES, roomy ? "Two averages of the rewards" : "Two averages (shares in %)", [
       { sample: swatch(MEAN, false), words: roomy ? "by frequency: V" : "frequency: V", room: roomy ? 142 : 122 },
       { sample: swatch(BEST, true), words: roomy ? "by squared score length: b*" : "by ‖u‖²: b*", room: 0 },
@@ -332,6 +340,8 @@ function sweepPanel(plot, reward, skill, found) {
     flip === null ? "V beats no baseline at every skill"
     : roomy ? `beyond p = ${rate(flipRate)}, V is worse than no baseline`
     : `p > ${rate(flipRate)}: V is worse`;
+  const start = (flip === null ? left : x(flip)) + 7; // of the verdict, which the skill's line spares
+  const crossed = x(skill) > start - 4 && x(skill) < start + 4 + 6.6 * verdict.length;
   const now = [found.variance.none, found.variance.mean, found.variance.best];
   const long = roomy && reward !== "arms";
   const best = long ? BEST.long : BEST.short;
@@ -348,12 +358,14 @@ function sweepPanel(plot, reward, skill, found) {
       ]),
     ]),
     frame(plot, SWEEP),
-    line(x(skill), SWEEP.top, x(skill), bottom, { stroke: "var(--soft)", "stroke-width": 1.5 }),
+    line(x(skill), SWEEP.top, x(skill), crossed ? bottom - 24 : bottom, {
+      stroke: "var(--soft)", "stroke-width": 1.5,
+    }),
     ...(flip === null ? [] : [
       line(x(flip), SWEEP.top, x(flip), bottom, { stroke: "var(--soft)", "stroke-dasharray": "2 3" }),
     ]),
     ...[0, 1, 2].map(curve),
-    text((flip === null ? left : x(flip)) + 7, bottom - 8, verdict, { halo: true, "font-size": 12 }),
+    text(start, bottom - 8, verdict, { halo: true, "font-size": 12 }),
     ...now.flatMap((value, i) => (inside(value) ? [mark(LOOKS[i], x(skill), y(value))] : [])),
     text(left - 20, bottom + 20, "k =", { anchor: "end" }),
     text(left - 20, bottom + 38, "p =", { anchor: "end" }),
@@ -367,6 +379,34 @@ function sweepPanel(plot, reward, skill, found) {
   ];
 }
 
+// Every curve in numbers, for someone who cannot see it.
+function about({ reward, baseline }, found, low, high) {
+  const { variance: v, mean, best, score_square: size } = found;
+  const number = (value) => significant(value, 3);
+  const parabola = [0, 0.25, 0.5, 0.75, 1].map((part) => {
+    const b = low + part * (high - low);
+    return `${number(v.best + size * (b - best) ** 2)} at b = ${fixed(b, 2)}`;
+  });
+  const marks = [["0", v.none], [`V = ${rate(mean)}`, v.mean], [`your b = ${fixed(baseline, 2)}`, v.own]]
+    .map(([name, value]) => `${number(value)} at ${name}`);
+  const levels = found.levels.map(({ reward: level, answers: often, squares }) =>
+    `reward ${fixed(level, 0)}: ${fixed(100 * often, 1)} % and ${fixed(100 * squares, 1)} %`);
+  const { points, crossing: { skill: flip, pass_rate: flipRate } } = family(reward);
+  const sweep = [0, 15, 30, 45, 60].map((i) => {
+    const [none, V, b] = points[i].variances.map(number);
+    return `skill ${fixed(points[i].skill, 1)}, pass rate ${rate(points[i].pass_rate)}: ${none}, ${V}, ${b}`;
+  });
+  return (
+    `Top: the variance as a parabola in the baseline b, lowest at b* = ${rate(best)} with ` +
+    `${number(v.best)}; ${parabola.join(", ")}. Marked: ${marks.join(", ")}. Middle: how often each ` +
+    `reward occurs, and its share of the squared score length: ${levels.join("; ")}. Bottom: the ` +
+    `variance with nothing, V and b* subtracted, against the skill: ${sweep.join("; ")}. ` +
+    (flip === null
+      ? "V is better than nothing at every skill."
+      : `V and nothing cross at skill ${fixed(flip, 2)}, pass rate ${rate(flipRate)}.`)
+  );
+}
+
 function draw(state, { width }) {
   const { reward, skill, baseline } = state;
   const found = numbers(state);
@@ -375,14 +415,10 @@ function draw(state, { width }) {
   const high = Math.max(RANGE[reward][1], baseline + 0.25);
   const x = (b) => left + ((right - left) * (b - low)) / (high - low);
   const plot = { x, left, right, low, high, roomy: width >= 640 };
-  const about =
-    "Top: the variance as a parabola in the baseline b, with no baseline, the mean V, the best b* " +
-    "and your b marked. Middle: how often each reward occurs, and its share of the squared score " +
-    "length. Bottom: the three variances against the skill.";
   return picture(
     width,
     HEIGHT,
-    about,
+    about(state, found, low, high),
     ...curvePanel(plot, found, baseline),
     ...sharesPanel(plot, found),
     ...sweepPanel(plot, reward, skill, found),

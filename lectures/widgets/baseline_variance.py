@@ -81,8 +81,11 @@ def pass_rate(reward: str, skill: float) -> float:
 
 
 def rate(value: float) -> str:
-    """A probability with two decimals, or three where two would round it to 0 or to 1."""
-    return fixed(value, 3 if 0 < value < 0.005 or 0.995 <= value < 1 else 2)
+    """A probability with two decimals, or as many as it takes not to be rounded to 0 or to 1."""
+    digits = 2
+    while digits < 8 and 1e-9 < value < 1 - 1e-9 and float(fixed(value, digits)) in (0, 1):
+        digits += 1
+    return fixed(value, digits)
 
 
 @cache
@@ -237,8 +240,8 @@ RANGE = {"binary": (-0.25, 1.25), "arms": (-0.25, 1.25), "graded": (-0.5, 6)}
 DECADES = {"binary": (-6, 0), "arms": (-8, 0), "graded": (-3, 2)}
 LOOKS = [  # none, V, b*, yours
     {"color": INK, "linestyle": "-", "marker": "o"},
-    {"color": SERIES[2], "linestyle": (0, (6, 2, 1.5, 2)), "marker": "h"},
-    {"color": SERIES[3], "linestyle": (0, (4, 3)), "marker": "p"},
+    {"color": SERIES[2], "linestyle": (0, (6, 2, 1.5, 2)), "marker": "D"},
+    {"color": SERIES[3], "linestyle": (0, (4, 3)), "marker": "^"},
     {"color": INK, "linestyle": "-", "marker": "o"},
 ]
 SMALL = {"fontsize": 9.5, "color": INK}
@@ -284,14 +287,15 @@ def _draw_curve(axis: Axes, page: Axes, marks: list, found: dict, xlim: tuple) -
         page.text(spot, CURVE[0] - 34, titles[i], ha="center", **BOLD)
         page.text(spot, CURVE[0] - 18, significant(value, 3), ha="center", **SMALL)
         _mark(axis, i, b, value)
-    for i in (1, 2):  # V and b* pass from the curve down to the bars
+    for i in (1, 2):  # V and b* pass from the curve down to the bars, not through the words between
         look = {"color": LOOKS[i]["color"], "linestyle": LOOKS[i]["linestyle"], "linewidth": 1.1}
-        page.plot([places[i]] * 2, [sum(CURVE), sum(SHARES)], zorder=0, **look)
+        for ends in ([sum(CURVE), sum(CURVE) + 14], [SHARES[0], sum(SHARES)]):
+            page.plot([places[i]] * 2, ends, zorder=0, **look)
 
 
 def _mark(axis: Axes, i: int, x: float, y: float) -> None:
     ring = {"markerfacecolor": "none", "markeredgecolor": INK, "markersize": 13}
-    full = {"color": LOOKS[i]["color"], "markeredgecolor": "white", "markersize": 9}
+    full = {"color": LOOKS[i]["color"], "markeredgecolor": "white", "markersize": 10}
     look = ring if i == 3 else full
     axis.plot(x, y, LOOKS[i]["marker"], clip_on=False, zorder=5, **look)
 
@@ -340,7 +344,6 @@ def _draw_sweep(axis: Axes, page: Axes, widget: BaselineVariance, found: dict) -
     axis.minorticks_off()
     axis.grid(axis="y", color=GRID, linewidth=0.8)
     axis.tick_params(left=False)
-    axis.axvline(widget.skill, color=SOFT, linewidth=1.2)
     curves = np.array(sweep(widget.reward))  # (skills, 3)
     skills = np.arange(len(curves)) / 10
     names, room = ("no baseline", "mean V", "best b*"), (214, 354, 464)
@@ -365,6 +368,10 @@ def _draw_sweep(axis: Axes, page: Axes, widget: BaselineVariance, found: dict) -
         axis.axvline(at, color=SOFT, linewidth=1, linestyle=(0, (1.5, 2.5)))
     bottom = sum(SWEEP)
     left = LEFT + WIDTH * at / MOST_SKILL
+    here = LEFT + WIDTH * widget.skill / MOST_SKILL
+    crossed = left + 3 < here < left + 11 + 6.2 * len(words)  # the skill's line ends above them
+    low = bottom - 24 if crossed else bottom
+    page.plot([here, here], [SWEEP[0], low], color=SOFT, linewidth=1.2, zorder=0)
     page.text(left + 7, bottom - 8, words, fontsize=9, color=INK, path_effects=HALO)
     axis.set_xticks(range(MOST_SKILL + 1))
     for row, name in ((20, "k ="), (38, "p =")):

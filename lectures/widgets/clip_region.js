@@ -17,7 +17,8 @@ const METHODS = {
   grpo: [
     "GRPO",
     { eps_low: 0.2, eps_high: 0.2 },
-    "Paper's values: no ε printed (Shao et al. 2024); 0.2 is PPO's.",
+    "PPO's clip; other is what A is made from. Paper's values: no ε printed (Shao et al. 2024); " +
+      "0.2 is PPO's.",
   ],
   dapo: [
     "DAPO",
@@ -49,9 +50,13 @@ const SHADES = {
   cispo: "Grey: the weight is held at the bound.",
   sapo: "Grey: the gate leaves less than half of the weight.",
 };
-const KEY = "Dotted: the same without any bound. The numbers count the tokens of each region.";
+const KEY =
+  "Dotted: the same without any bound. The numbers count the tokens of each region. Weight kept: " +
+  "Σ|weight| ÷ Σ|ρA|.";
+const ALONE = "These tokens have no sequence numbers: each is a sequence of its own.";
 const HATCHED = "Hollow marks on hatching: tokens without gradient.";
 const CURVE_POINTS = 20; // of the curves in `numbers`
+const SAME = 1e-12; // a ratio this close to an edge, relative to it, lies on it
 const HALF = Math.log(3 + Math.sqrt(8)); // 4σ(x)(1 − σ(x)) is ½ at x = ±HALF
 const SIGNS = { positive: 1, negative: -1 };
 const SIGN_NAME = { 1: "A > 0", "-1": "A < 0" };
@@ -59,8 +64,9 @@ const SIGN_NAME = { 1: "A > 0", "-1": "A < 0" };
 const label = ({ method }) => METHODS[method][0];
 const knobs = (state) =>
   Object.fromEntries(Object.keys(METHODS[state.method][1]).map((key) => [key, state[key]]));
-const note = ({ method }) =>
-  `${METHODS[method][2]} ${SHADES[method] ?? HATCHED} ${KEY}`;
+const note = ({ method, tokens }) =>
+  `${METHODS[method][2]} ${SHADES[method] ?? HATCHED} ${KEY}` +
+  (method === "gspo" && tokens[0].length < 3 ? ` ${ALONE}` : "");
 const off = ({ method }) => KNOBS.filter((key) => !(key in METHODS[method][1]));
 const react = (key, { method }) =>
   key === "method" || key === "reset" ? METHODS[method][1] : {};
@@ -118,7 +124,8 @@ function span(state) {
     return [Math.max(0, 1 - half), 1 + half];
   }
   const last = Math.max(edges(state, 1)[1], edges(state, -1)[1]); // the axis shows what follows
-  const usual = method === "sapo" || method === "dual_clip" ? 4 : 2;
+  const far = method === "sapo" || method === "dual_clip" || state.sign === "negative";
+  const usual = far ? 4 : 2; // for A < 0 nothing else bounds the ratio from above
   return [0, [usual, 3, 4, 6, 10].find((end) => end > last)];
 }
 
@@ -144,8 +151,19 @@ function curve(state) {
   };
 }
 
-// Where each token stands: its ratio, or under GSPO that of its sequence, the geometric mean.
-function ratiosOf({ method, tokens }) {
+// Where each token stands: its ratio, or under GSPO that of its sequence; one that differs from an
+// edge of the clip by rounding only is put onto it.
+function ratiosOf(state) {
+  const ratios = plainRatios(state);
+  if (state.method === "sapo") return ratios;
+  const bends = [...edges(state, 1), ...(state.method === "dual_clip" ? [state.dual_clip] : [])];
+  return ratios.map(
+    (ratio) => bends.find((bend) => Math.abs(ratio - bend) <= SAME * bend) ?? ratio,
+  );
+}
+
+// GSPO's is the geometric mean.
+function plainRatios({ method, tokens }) {
   if (method !== "gspo" || tokens[0].length < 3) return tokens.map(([ratio]) => ratio);
   const sums = new Map();
   for (const [ratio, , number] of tokens) {
@@ -189,7 +207,7 @@ function summary(state) {
 // The picture and the sentence ask for the same summary.
 let known = [];
 function summaryOf(state) {
-  const parts = [state.tokens, state.method, ...KNOBS.map((key) => state[key])];
+  const parts = [state.tokens, state.method, state.sign, ...KNOBS.map((key) => state[key])];
   if (!known.parts || parts.some((part, i) => part !== known.parts[i])) {
     known = { parts, summary: summary(state) };
   }

@@ -8,7 +8,6 @@ Leaves out: averaging over tokens, and KL terms.
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -32,6 +31,7 @@ from lectures.widgets.still import (
     hatched,
     spread,
 )
+from llm_trainer.record import load_record
 from policy_gradients import surrogates
 from policy_gradients.algorithms import ALGORITHMS
 from policy_gradients.ratios import sequence_ratio
@@ -39,6 +39,7 @@ from policy_gradients.ratios import sequence_ratio
 MOST_TOKENS = 4096  # every token is a mark in the picture and a row of the saved notebook
 LARGEST = 1e9  # number in a token's row
 CURVE_POINTS = 20  # of the curves in `numbers`
+SAME = 1e-12  # a ratio this close to an edge, relative to it, lies on it
 HALF = math.log(3 + math.sqrt(8))  # 4σ(x)(1 − σ(x)) is ½ at x = ±HALF
 SIGNS = {"positive": 1, "negative": -1}
 
@@ -58,7 +59,10 @@ def _method(key: str, label: str, source: str, **more: float) -> Method:
 METHODS = {
     "ppo": _method("ppo", "PPO", "Paper's values: ε = 0.2 (Schulman et al. 2017, section 6.1)."),
     "grpo": _method(
-        "grpo", "GRPO", "Paper's values: no ε printed (Shao et al. 2024); 0.2 is PPO's."
+        "grpo",
+        "GRPO",
+        "PPO's clip; other is what A is made from. Paper's values: no ε printed (Shao et al. "
+        "2024); 0.2 is PPO's.",
     ),
     "dapo": _method(
         "dapo", "DAPO", "Paper's values: ε = 0.2 and 0.28 (Yu et al. 2025, section 4.1)."
@@ -83,7 +87,11 @@ METHODS = {
     "sapo": _method("sapo", "SAPO", "Paper's values: τ = 1 and 1.05 (Gao et al. 2025)."),
 }
 KNOBS = ("eps_low", "eps_high", "tau_pos", "tau_neg", "dual_clip")
-KEY = "Dotted: the same without any bound. The numbers count the tokens of each region."
+KEY = (
+    "Dotted: the same without any bound. The numbers count the tokens of each region. Weight kept: "
+    "Σ|weight| ÷ Σ|ρA|."
+)
+ALONE = "These tokens have no sequence numbers: each is a sequence of its own."
 SHADES = {
     "cispo": "Grey: the weight is held at the bound.",
     "sapo": "Grey: the gate leaves less than half of the weight.",
@@ -140,14 +148,15 @@ def default_tokens(seed: int = 366) -> list[list[float]]:
 def tokens_of(record: Any, update: int = -1) -> list[list[float]]:
     """Return (ratio, advantage, sequence) of every token that a step of the trainer counted.
 
-    record : `llm_trainer.record.load_record(path)`, or a path
+    record : a path, a dict, or what `load_record` or `record_from_policies` returned
     update : which of the step's optimiser updates; the last one by default. Ratios are those just
              before it, so they are all 1 at a step's first update.
 
-    Raises InvalidValueError where the step has no such update. Discarded groups have no advantage
+    Raises RecordError for what is no record, InvalidValueError where the step has no such update.
+    Discarded groups have no advantage
     and are left out.
     """
-    record = _loaded(record)
+    record = load_record(record)
     if not -record.updates <= update < record.updates:
         raise InvalidValueError(
             f"update is {update}; the record of step {record.step} has {record.updates} updates"
@@ -160,14 +169,6 @@ def tokens_of(record: Any, update: int = -1) -> list[list[float]]:
         pairs = zip(response.updates[update].logp, response.logp_old, advantages, strict=True)
         rows += [[math.exp(logp - old), advantage, i] for logp, old, advantage in pairs]
     return rows
-
-
-def _loaded(record: Any) -> Any:
-    if isinstance(record, str | Path):
-        from llm_trainer.record import load_record  # only who has a record needs the trainer
-
-        return load_record(record)
-    return record
 
 
 class ClipRegion(LectureWidget):
@@ -238,6 +239,11 @@ class ClipRegion(LectureWidget):
         used = {knob for key in keys for knob in METHODS[key].knobs}
         self.leave_out(*(knob for knob in KNOBS if knob not in used))
         if "advantage" in state:
+            if both := [name for name in ("sign", "size") if name in state]:
+                raise InvalidValueError(
+                    f"advantage and {both[0]} are both given; advantage is the sign times the "
+                    f"size, so leave one of them out"
+                )
             state |= _sign_and_size(state.pop("advantage"))
         state = {"method": keys[0], "tokens": None} | state
         if state["tokens"] is None:
@@ -251,7 +257,7 @@ class ClipRegion(LectureWidget):
 
         A run of an algorithm that this widget does not offer is shown under the first one offered.
         """
-        record = _loaded(record)
+        record = load_record(record)
         rows = tokens_of(record, update)
         if len(rows) > MOST_TOKENS:
             raise InvalidValueError(
@@ -340,11 +346,15 @@ class ClipRegion(LectureWidget):
             half = min(2.0, max(1e-3, _round_up(3 * max(self.eps_low, self.eps_high))))
             return max(0.0, 1 - half), 1 + half
         last = max(self.edges(sign)[1] for sign in SIGNS.values())  # the axis shows what follows
-        usual = 4.0 if self.method in ("sapo", "dual_clip") else 2.0
+        far = self.method in ("sapo", "dual_clip") or self.sign == "negative"  # unbounded above
+        usual = 4.0 if far else 2.0
         return 0.0, next(end for end in (usual, 3.0, 4.0, 6.0, 10.0) if end > last)
 
     def weights(self, ratios: Any, advantages: Any) -> np.ndarray:
         """Each token's gradient weight, from the surrogate and autograd; (tokens,), float64.
+
+        Exactly on an edge of the clip, the objective bends and has no derivative: such a token
+        counts as inside and still pushes (autograd agrees at 1 ± ε, and takes half of it at c).
 
         ratios, advantages : (tokens,), ratios > 0; for GSPO the sequence's ratio of each token
         """
@@ -369,6 +379,9 @@ class ClipRegion(LectureWidget):
     def _terms(self, ratios: Any, advantages: Any) -> tuple[np.ndarray, np.ndarray]:
         """The surrogate's term (to be maximised) and its derivative by log π."""
         ratios = torch.as_tensor(ratios, dtype=torch.float64).reshape(-1, 1)
+        for edge, inwards in self._bends():  # exp(log ρ) must not end up beyond the edge
+            on_edge = (ratios - edge).abs() <= SAME * edge
+            ratios = torch.where(on_edge, edge * (1 + inwards * 2 * SAME), ratios)
         advantages = torch.as_tensor(advantages, dtype=torch.float64).reshape(-1, 1)
         with torch.enable_grad():
             logp = ratios.log().requires_grad_()
@@ -392,8 +405,24 @@ class ClipRegion(LectureWidget):
     def _ratios(self) -> np.ndarray:
         """Where each token stands: its ratio, or under GSPO that of its sequence; (tokens,)."""
         ratios, _, numbers = self._columns()
-        if self.method != "gspo":
-            return ratios
+        return self._on_edges(ratios if self.method != "gspo" else self._of_sequences(numbers))
+
+    def _bends(self) -> list[tuple[float, int]]:
+        """The edges at which the objective bends, each with the direction of its inside."""
+        if self.method == "sapo":
+            return []
+        low, high = self.edges(1)
+        return [(low, 1), (high, -1)] + [(self.dual_clip, -1)] * (self.method == "dual_clip")
+
+    def _on_edges(self, ratios: np.ndarray) -> np.ndarray:
+        """The ratios, with those that differ from an edge by rounding only put onto it."""
+        for edge, _ in self._bends():
+            ratios = np.where(np.abs(ratios - edge) <= SAME * edge, edge, ratios)
+        return ratios
+
+    def _of_sequences(self, numbers: np.ndarray) -> np.ndarray:
+        """The ratio of each token's sequence: (tokens,)."""
+        ratios = self._columns()[0]
         _, row = np.unique(numbers, return_inverse=True)
         seen = np.zeros(row.max() + 1, dtype=int)
         column = np.zeros_like(row)
@@ -518,7 +547,9 @@ class ClipRegion(LectureWidget):
 
     @property
     def note(self) -> str:
-        return f"{METHODS[self.method].source} {SHADES.get(self.method, HATCHED)} {KEY}"
+        words = f"{METHODS[self.method].source} {SHADES.get(self.method, HATCHED)} {KEY}"
+        alone = self.method == "gspo" and len(self.tokens[0]) == 2
+        return f"{words} {ALONE}" if alone else words
 
     @property
     def off(self) -> set[str]:
@@ -608,13 +639,18 @@ def _token_list(value: Any) -> list[list[float]]:
         raise InvalidValueError(
             f"tokens must be rows (ratio, advantage) of numbers: {error}"
         ) from None
+    except OverflowError:
+        raise InvalidValueError(
+            f"tokens holds a whole number that is too large; beyond {LARGEST:g} nothing is a "
+            "ratio, an advantage or a number"
+        ) from None
     if rows.size == 0:
         raise InvalidValueError("tokens is empty; give at least one row (ratio, advantage)")
     if rows.ndim != 2 or rows.shape[1] not in (2, 3):
         raise InvalidValueError(
             f"tokens has shape {rows.shape}; expected (tokens, 2), a row per token with its ratio "
             "and its advantage, as torch.stack([ratio, advantage], dim=-1) makes it, or "
-            "(tokens, 3) with the number of its sequence"
+            "(tokens, 3) with the number of its sequence" + _transposed(rows)
         )
     if len(rows) > MOST_TOKENS:
         raise InvalidValueError(
@@ -630,10 +666,19 @@ def _token_list(value: Any) -> list[list[float]]:
     for wrong, why in refuse[: 2 + (rows.shape[1] - 1)]:
         if wrong.any():
             row = int(wrong.argmax())
-            raise InvalidValueError(f"tokens[{row}] is {rows[row].tolist()}; {why}")
+            raise InvalidValueError(
+                f"tokens[{row}] is {rows[row].tolist()}; {why}{_transposed(rows)}"
+            )
     if rows.shape[1] == 2:
         return rows.tolist()
     return [[ratio, advantage, int(i)] for ratio, advantage, i in rows.tolist()]
+
+
+def _transposed(rows: np.ndarray) -> str:
+    """What may have gone wrong with two or three rows: they could be the columns."""
+    if rows.ndim != 2 or len(rows) not in (2, 3) or rows.shape[1] < 3:
+        return ""
+    return f" (expected (tokens, 2) or (tokens, 3); got {rows.shape}: transposed?)"
 
 
 # --- the still picture: the layout of clip_region.js, in screen pixels --------------------------

@@ -152,17 +152,27 @@ export function sentence(state) {
   return (
     `${who(state)}, λ = ${fixed(state.lam, 2)}, γ = ${fixed(state.gamma, 2)}: ` +
     `bias² ${significant(other.bias, 3)} + variance ${significant(other.variance, 3)} / ${n} = ` +
-    `squared error ${significant(other.error, 3)}; an update of zero would have ` +
+    `squared error ${significant(other.error, 3)}; not updating at all has squared error ` +
     `‖∇J‖² = ${significant(signal, 3)}. The best λ is ${fixed(other.best, 2)} ` +
     `(${significant(other.best_error, 3)}), with a perfect critic ${fixed(perfect.best, 2)} ` +
-    `(${significant(perfect.best_error, 3)}). ${reason(state, perfect.bias)}`
+    `(${significant(perfect.best_error, 3)}). ` +
+    moral({ signal, perfect, other }) +
+    reason(state, perfect.bias)
   );
+}
+
+// Where no λ makes the update worth taking.
+function moral({ signal, perfect, other }) {
+  if (other.best_error < signal) return "";
+  const whose = perfect.best_error < signal ? "" : "with either critic ";
+  return `Even the best λ ${whose}has more squared error than not updating: average more answers. `;
 }
 
 const note = () =>
   "Sort (1, 0, 2), partial credit at the end; lecture 02's policy, a critic on all 13 prefixes. " +
   "Perfect: the γ-discounted value. One update averages N answers; its target is always ∇J (γ = 1). " +
-  "GAE: Schulman et al. 2016, eq. 16; λ = 0.95: PPO (2017), table 3.";
+  "GAE: Schulman et al. 2016, eq. 16; λ = 0.95: PPO (2017), table 3. " +
+  "Units: points² per unit of logit².";
 
 const off = ({ critic }) => (critic === "zero" ? ["error"] : []);
 
@@ -172,13 +182,13 @@ const LEFT = 56;
 const RIGHT_MARGIN = 14;
 const GAP = 40;
 const AHEAD_HEIGHT = 90;
-const TOTAL = { color: "var(--ink)" };
+const TOTAL = { color: "var(--ink)", wide: 5 }; // seen under a curve that lies on it
 const BIAS = { color: "var(--series-2)", dash: "7 4" };
 const VARIANCE = { color: "var(--series-1)", dash: "8 3 2 3" };
 const SIGNAL = { color: "var(--soft)", dash: "1.6 4" };
 const BEST = "var(--series-4)";
 
-const stroke = ({ color, dash }, width = 2) =>
+const stroke = ({ color, dash, wide = 2 }, width = wide) =>
   ({ stroke: color, "stroke-width": width, "stroke-dasharray": dash });
 
 const frame = ({ left, right, top, bottom }) => {
@@ -256,9 +266,9 @@ function criticPanel(place, { title, found, grid, answers, lam, signal, low, hig
     ]),
     frame(place),
     line(left, y(signal), right, y(signal), { ...stroke(SIGNAL, 1.6), "stroke-linecap": "round" }),
+    curve(({ bias, variance }) => bias + variance / answers, TOTAL),
     curve(({ variance }) => variance / answers, VARIANCE),
     curve(({ bias }) => bias, BIAS),
-    curve(({ bias, variance }) => bias + variance / answers, TOTAL),
     ...marks.flatMap(({ at, value, words, color }, i) => [
       line(spots[i], top - 8, x(at), top, { stroke: color, "stroke-width": 1.3 }),
       line(x(at), top, x(at), y(value), { stroke: color, "stroke-width": 1.3 }),
@@ -294,7 +304,7 @@ function aheadPanel(place, fade, roomy) {
     return svg("rect", { x: x(k) - wide / 2, y: bottom - tall, width: wide, height: tall, ...look });
   });
   return [
-    text(roomy ? left : 0, roomy ? top - 9 : top - 27, "Weight (γλ)ᵏ of the δ k tokens ahead", {
+    text(roomy ? left : 0, roomy ? top - 9 : top - 27, "A later token’s δ counts (γλ)ᵏ", {
       bold: true,
     }),
     text(roomy ? right : 0, top - 9, far, { anchor: roomy ? "end" : undefined }),
@@ -306,10 +316,29 @@ function aheadPanel(place, fade, roomy) {
       line(x(k), bottom, x(k), bottom + 5),
       text(x(k), bottom + 20, k, { anchor: "middle" }),
     ]),
-    text((left + right) / 2, bottom + 38, `tokens ahead k${roomy ? " (filled: this toy’s three)" : ""}`, {
+    text((left + right) / 2, bottom + 38, `k, how many tokens later${roomy ? " (filled: this toy’s three)" : ""}`, {
       anchor: "middle",
     }),
   ];
+}
+
+// The three curves of one critic in words: at five λ, where the parts cross, the lowest point.
+export function told(name, grid, answers, { best, best_error }) {
+  const parts = grid.map(({ bias, variance }) => [bias, variance / answers]);
+  const points = [0, 25, 50, 75, 100].map((i) => {
+    const [bias, noise] = parts[i];
+    const words = [bias, noise, bias + noise].map((value) => significant(value, 3));
+    return `λ = ${fixed(LAMBDAS[i], 2)}: ${words[0]} + ${words[1]} = ${words[2]}`;
+  });
+  const sign = ([bias, noise]) => bias > noise;
+  const at = parts.findIndex((pair, i) => i > 0 && sign(pair) !== sign(parts[i - 1]));
+  const cross =
+    at > 0 ? `bias² and variance / N cross near λ = ${fixed(LAMBDAS[at], 2)}`
+    : `${sign(parts[0]) ? "bias²" : "variance / N"} is the larger part at every λ`;
+  return (
+    `${name}, bias² + variance / N = squared error: ${points.join("; ")}; lowest ` +
+    `${significant(best_error, 3)} at λ = ${fixed(best, 2)}; ${cross}.`
+  );
 }
 
 function draw(state, { width }) {
@@ -334,8 +363,11 @@ function draw(state, { width }) {
   const aheadTop = places[1].bottom + (roomy ? 72 : 92);
   const ahead = { left, right, top: aheadTop, bottom: aheadTop + AHEAD_HEIGHT };
   const about =
-    "Squared error of one update against λ, logarithmic, with its parts bias² and variance / N: " +
-    "left for a perfect critic, right for the other. Below, the weight of each later δ.";
+    "Squared error of one update against λ, logarithmic, with its parts bias² and variance / N. " +
+    `${told("Perfect critic", grids[0], answers, found.perfect)} ` +
+    `${told(names[critic], grids[1], answers, found.other)} ` +
+    `Not updating: ${significant(found.signal, 3)}. Below, how much the δ of a later token counts, ` +
+    `(γλ)ᵏ: ${[0, 1, 2, 10, 40].map((k) => `${significant((gamma * lam) ** k, 3)} at k = ${k}`).join(", ")}.`;
   return picture(
     width,
     ahead.bottom + 46,
@@ -347,6 +379,12 @@ function draw(state, { width }) {
     ...criticPanel(places[1], {
       ...shared, title: names[critic], found: found.other, grid: grids[1], labels: !roomy,
     }),
+    ...places.slice(0, roomy ? 1 : 2).map(({ top: above }) =>
+      text(0, 0, "squared error, its two parts", {
+        anchor: "middle", "font-size": roomy ? 12 : 11,
+        transform: `translate(11 ${above + tall / 2}) rotate(-90)`,
+      }),
+    ),
     ...aheadPanel(ahead, gamma * lam, roomy),
   );
 }

@@ -139,7 +139,7 @@ class Gae(LectureWidget):
         ),
         "untrained": (
             "Untrained",
-            {"critic": "zero", "lam": 0.95, "gamma": 1, "answers": 256, "skill": 0},
+            {"critic": "zero", "error": 0.5, "lam": 0.95, "gamma": 1, "answers": 256, "skill": 0},
         ),
         "offset": (
             "Offset",
@@ -188,10 +188,11 @@ class Gae(LectureWidget):
         return (
             f"{self._who()}, λ = {fixed(self.lam, 2)}, γ = {fixed(self.gamma, 2)}: "
             f"bias² {significant(other['bias'], 3)} + variance {significant(other['variance'], 3)}"
-            f" / {n} = squared error {significant(other['error'], 3)}; an update of zero would "
-            f"have ‖∇J‖² = {significant(found['signal'], 3)}. The best λ is "
+            f" / {n} = squared error {significant(other['error'], 3)}; not updating at all "
+            f"has squared error ‖∇J‖² = {significant(found['signal'], 3)}. The best λ is "
             f"{fixed(other['best'], 2)} ({significant(other['best_error'], 3)}), with a perfect "
             f"critic {fixed(perfect['best'], 2)} ({significant(perfect['best_error'], 3)}). "
+            + _moral(found)
             + self._reason(perfect["bias"])
         )
 
@@ -229,7 +230,7 @@ class Gae(LectureWidget):
             "Sort (1, 0, 2), partial credit at the end; lecture 02's policy, a critic on all 13 "
             "prefixes. Perfect: the γ-discounted value. One update averages N answers; its target "
             "is always ∇J (γ = 1). GAE: Schulman et al. 2016, eq. 16; λ = 0.95: PPO (2017), "
-            "table 3."
+            "table 3. Units: points² per unit of logit²."
         )
 
     @property
@@ -240,14 +241,26 @@ class Gae(LectureWidget):
         _draw(self, still)
 
 
+def _moral(found: dict[str, Any]) -> str:
+    """Where no λ makes the update worth taking."""
+    perfect, other = (found[key]["best_error"] >= found["signal"] for key in ("perfect", "other"))
+    if not other:
+        return ""
+    whose = "with either critic " if perfect else ""
+    return (
+        f"Even the best λ {whose}has more squared error than not updating: average more answers. "
+    )
+
+
 # --- the still picture: the layout of gae.js ----------------------------------------------------
 
 LEFT, RIGHT, GAP = 56, PICTURE_WIDTH - 14, 40
 TOP, PANEL, AHEAD_TOP, AHEAD_HEIGHT = 98, 240, 414, 80
-TOTAL = {"color": INK, "linestyle": "-"}
-BIAS = {"color": SERIES[1], "linestyle": (0, (5, 3))}
-VARIANCE = {"color": SERIES[0], "linestyle": (0, (6, 2, 1.5, 2))}
-SIGNAL = {"color": SOFT, "linestyle": (0, (1.2, 2.5))}
+# The sum is wide, so that it is seen under a part that lies on it.
+TOTAL = {"color": INK, "linestyle": "-", "linewidth": 4.2, "solid_capstyle": "butt"}
+BIAS = {"color": SERIES[1], "linestyle": (0, (5, 3)), "linewidth": 1.7}
+VARIANCE = {"color": SERIES[0], "linestyle": (0, (6, 2, 1.5, 2)), "linewidth": 1.7}
+SIGNAL = {"color": SOFT, "linestyle": (0, (1.2, 2.5)), "linewidth": 1.4}
 SMALL = {"fontsize": 9.5, "color": INK}
 TITLES = {"noise": "Noisy critic", "offset": "Offset critic", "zero": "Untrained critic"}
 
@@ -264,7 +277,7 @@ def _draw(widget: Gae, still: Still) -> None:
         (SIGNAL, "‖∇J‖²", 526),
     )
     for look, words, x in legend:
-        page.plot([LEFT + x, LEFT + x + 24], [16, 16], linewidth=1.7, **look)
+        page.plot([LEFT + x, LEFT + x + 24], [16, 16], **look)
         page.text(LEFT + x + 29, 20, words, **SMALL)
     critics = {"perfect": "perfect", "other": widget.critic}
     grids = {
@@ -293,15 +306,19 @@ def _draw(widget: Gae, still: Still) -> None:
         if grids[key][:, 0].max() <= 1e-12:
             name += ": no bias at any λ"
         page.text(LEFT + i * (wide + GAP), TOP - 52, name, **BOLD)
+    page.text(
+        9, TOP + PANEL / 2, "squared error, its two parts", rotation=90,
+        ha="center", va="center", **SMALL,
+    )  # fmt: skip
     _draw_ahead(still.axes(LEFT, AHEAD_TOP, RIGHT - LEFT, AHEAD_HEIGHT), page, widget)
 
 
 def _draw_critic(axis: Axes, widget: Gae, grid: np.ndarray, signal: float) -> None:
     bias, variance = grid[:, 0], grid[:, 1] / widget.answers
-    axis.axhline(signal, linewidth=1.4, **SIGNAL)
-    axis.plot(LAMBDAS, variance, linewidth=1.7, **VARIANCE)
-    axis.plot(LAMBDAS, np.maximum(bias, 1e-9), linewidth=1.7, **BIAS)
-    axis.plot(LAMBDAS, bias + variance, linewidth=1.7, **TOTAL)
+    axis.axhline(signal, **SIGNAL)
+    axis.plot(LAMBDAS, bias + variance, **TOTAL)
+    axis.plot(LAMBDAS, variance, **VARIANCE)
+    axis.plot(LAMBDAS, np.maximum(bias, 1e-9), **BIAS)
 
 
 def _mark(axis: Axes, page: Axes, left: float, wide: float, lam: float, found: dict) -> None:
@@ -334,7 +351,7 @@ def _draw_ahead(axis: Axes, page: Axes, widget: Gae) -> None:
     axis.bar(ahead, fade**ahead, 0.7, color=faces, edgecolor=blue, linewidth=0.9)
     axis.set(xlim=(-0.75, TOKENS_AHEAD + 0.75), ylim=(0, 1.08), yticks=(0, 1))
     axis.tick_params(left=False)
-    axis.set_xlabel("tokens ahead k (filled: this toy’s three)", **SMALL)
+    axis.set_xlabel("k, how many tokens later (filled: this toy’s three)", **SMALL)
     if fade == 1:
         far = "never fades"
     elif fade == 0:
@@ -342,5 +359,5 @@ def _draw_ahead(axis: Axes, page: Axes, widget: Gae) -> None:
     else:
         after = max(1, math.ceil(math.log(0.01) / math.log(fade) - 1e-9))
         far = f"at most 1 % after {after} token{'' if after == 1 else 's'}"
-    page.text(LEFT, AHEAD_TOP - 9, "Weight $(\\gamma\\lambda)^k$ of the δ $k$ tokens ahead", **BOLD)
+    page.text(LEFT, AHEAD_TOP - 9, "A later token’s δ counts $(\\gamma\\lambda)^k$", **BOLD)
     page.text(RIGHT, AHEAD_TOP - 9, far, ha="right", **SMALL)

@@ -122,15 +122,18 @@ function kind(n, i) {
 // --- the sentence ----------------------------------------------------------------------------
 
 const nats = (value) => significant(value, 3);
-const share = (value) => (Math.abs(value) < 100 ? fixed(value, 3) : nats(value));
+const share = (value) =>
+  Math.abs(value) < 10 ? fixed(value, 3) : (value < 0 ? "−" : "") + nats(Math.abs(value));
 
 function bias(factor) {
   if (factor >= 2) return `averages ${nats(factor)} times that`;
-  return `averages ${nats(100 * Math.abs(factor - 1))} % ${factor > 1 ? "more" : "less"}`;
+  const percent = 100 * Math.abs(factor - 1);
+  const words = percent < 0.1 ? "less than 0.1" : fixed(percent, 1);
+  return `averages ${words} % ${factor > 1 ? "more" : "less"}`;
 }
 
 function push(n, i) {
-  const part = `projects to ${share(n.along[i])} ∇KL (cosine ${fixed(n.cosine[i], 3)})`;
+  const part = `projects to ${share(n.along[i])} × ∇KL (cosine ${fixed(n.cosine[i], 3)})`;
   switch (kind(n, i)) {
     case "zero": return "averages to no gradient";
     case "exact": return "gives exactly ∇KL";
@@ -168,8 +171,14 @@ export function sentence(state) {
   return `${values.join(", ")}. ${PLACES[state.place].words}, ${pushes}. ${verdict}`;
 }
 
-const note = () =>
-  "Half disc: to the right along ∇KL; upwards the part at right angles to it, each k in a "
+const SAME_GRADIENT =
+  "Independent tokens: in the loss, per token and sequence give the same gradient, because what "
+  + "one token does has mean 0 against every other. ";
+const note = ({ policy, place }) =>
+  (policy === "independent" && PLACES[place].loss ? SAME_GRADIENT : "")
+  + "Per token: each token's k, summed; sequence: k of the response's ℓ. Distance: 0 is π_ref, 1 "
+  + "the built-in policy, straight on in the logits. "
+  + "Half disc: to the right along ∇KL; upwards the part at right angles to it, each k in a "
   + "direction of its own. Responses are sampled from π. k1 = ℓ, k2 = ½ℓ², "
   + "k3 = exp(−ℓ) − 1 + ℓ, ℓ = log π − log π_ref (Schulman 2020). GRPO: Shao et al. 2024, eq. 4. "
   + "PPO: Ouyang et al. 2022, eq. 2. The built-in tree was chosen because it shows the error "
@@ -251,6 +260,11 @@ function compass(n, middle, base, radius) {
     svg("path", { d: arc(unit), fill: "none", stroke: "var(--line)", "stroke-dasharray": "3 3" }),
     line(middle, base, middle, base - radius, { stroke: "var(--grid)" }),
   ];
+  for (const [r, words] of n.slope > 0 ? [[radius, String(REACH)], [unit, "1"]] : []) {
+    parts.push(text(middle + 5, base - r + 15, words, {
+      fill: "var(--soft)", "font-size": 11, halo: true,
+    }));
+  }
   for (const side of n.slope > 0 ? [-1, 1] : []) {
     const x = middle + side * unit;
     parts.push(line(x, base, x, base + 5));

@@ -21,6 +21,7 @@ from lectures.widgets.base import Choice, Data, InvalidValueError, LectureWidget
 from lectures.widgets.still import (
     BOLD,
     GRID,
+    HALO,
     INK,
     LINE,
     PICTURE_WIDTH,
@@ -168,6 +169,12 @@ def _length(rows: int, vocab: int, *, tree: bool) -> int | None:
         rows -= vocab**length
         length += 1
     return length if rows == 0 else None
+
+
+SAME_GRADIENT = (
+    "Independent tokens: in the loss, per token and sequence give the same gradient, because what "
+    "one token does has mean 0 against every other. "
+)
 
 
 def nats(value: float) -> str:
@@ -348,7 +355,10 @@ class KLEstimators(LectureWidget):
 
     @property
     def note(self) -> str:
-        return (
+        same = self.policy == "independent" and PLACES[self.place].loss
+        return (SAME_GRADIENT if same else "") + (
+            "Per token: each token's k, summed; sequence: k of the response's ℓ. Distance: 0 is "
+            "π_ref, 1 the built-in policy, straight on in the logits. "
             "Half disc: to the right along ∇KL; upwards the part at right angles to it, each k in "
             "a direction of its own. Responses are sampled from π. k1 = ℓ, k2 = ½ℓ², "
             "k3 = exp(−ℓ) − 1 + ℓ, ℓ = log π − log π_ref (Schulman 2020). GRPO: Shao et al. 2024, "
@@ -407,7 +417,7 @@ def kind(n: dict[str, Any], i: int) -> str:
 
 
 def _push(n: dict[str, Any], i: int, what: str) -> str:
-    part = f"projects to {_share(n['along'][i])} ∇KL (cosine {fixed(n['cosine'][i], 3)})"
+    part = f"projects to {_share(n['along'][i])} × ∇KL (cosine {fixed(n['cosine'][i], 3)})"
     return {
         "zero": "averages to no gradient",
         "exact": "gives exactly ∇KL",
@@ -419,14 +429,17 @@ def _push(n: dict[str, Any], i: int, what: str) -> str:
 
 
 def _share(value: float) -> str:
-    return fixed(value, 3) if abs(value) < 100 else nats(value)
+    """Three decimals, or three significant digits where that is enough."""
+    return fixed(value, 3) if abs(value) < 10 else ("−" if value < 0 else "") + nats(abs(value))
 
 
 def _bias(factor: float) -> str:
     """How far a mean is off, as `factor` times the true value."""
     if factor >= 2:
         return f"averages {nats(factor)} times that"
-    return f"averages {nats(100 * abs(factor - 1))} % {'more' if factor > 1 else 'less'}"
+    percent = 100 * abs(factor - 1)
+    words = "less than 0.1" if percent < 0.1 else fixed(percent, 1)
+    return f"averages {words} % {'more' if factor > 1 else 'less'}"
 
 
 # --- the still picture: the layout of kl_estimators.js, in screen pixels -------------------------
@@ -490,6 +503,9 @@ def _draw_compass(canvas: Axes, n: dict[str, Any]) -> None:
     )
     kinds = _kinds(n)
     if n["slope"] > 0:
+        for size, words in ((RADIUS, f"{REACH}"), (unit, "1")):
+            look = {"fontsize": 8.5, "color": SOFT, "path_effects": HALO}
+            canvas.text(MIDDLE + 5, BASE - size + 15, words, **look)
         canvas.text(MIDDLE - unit, BASE + 19, "−∇KL", ha="center", **TEXT)
         canvas.text(MIDDLE + unit, BASE + 19, "∇KL", ha="center", **BOLD)
         thick = {"width": 5, "head_width": 16, "head_length": 13, "length_includes_head": True}

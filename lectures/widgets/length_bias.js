@@ -87,17 +87,32 @@ function comparison(state) {
 }
 
 // The sign law, on the longest answer that has an advantage at all.
-function law({ lengths, advantages }) {
+function law(state) {
+  const { lengths, advantages } = state;
   const [short] = ends({ lengths });
   const most = Math.max(...lengths.filter((_, i) => advantages[i] !== 0));
   if (most === lengths[short]) return "";
   const i = lengths.findLastIndex((n, j) => n === most && advantages[j] !== 0);
+  const tail = against(state, short, i);
   const longer = ` ${NAMES[i]} is longer than ${NAMES[short]} and`;
   return advantages[i] > 0
     ? `${longer} right: per-sequence averaging spreads its credit thin, so among right answers ` +
-        "it favours short ones."
+        `it favours short ones.${tail}`
     : `${longer} wrong: per-sequence averaging spreads its penalty thin, so among wrong answers ` +
-        "it favours long ones.";
+        `it favours long ones.${tail}`;
+}
+
+// How hard a token of the shortest answer is pushed beside one of answer i.
+function against(state, short, i) {
+  const weights = numbers(state).weights.mean_per_sequence;
+  if (weights[short] === 0) return "";
+  const also = weights[short] * weights[i] > 0 ? " too" : "";
+  const [words, way] = weights[short] > 0 ? ["right", "up"] : ["wrong", "down"];
+  const other = also ? "" : ` ${way === "down" ? "up" : "down"}`;
+  return (
+    ` ${NAMES[short]} is ${words}${also}: each of its tokens is pushed ${way} ` +
+    `${times(Math.abs(weights[short] / weights[i]))} × as hard as one of ${NAMES[i]}${other}.`
+  );
 }
 
 function trap(first, second) {

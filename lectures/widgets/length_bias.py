@@ -35,6 +35,7 @@ from policy_gradients.surrogates import reinforce
 
 NAMES = "ABCD"
 AVERAGES = ("mean_per_sequence", "mean_per_token", "mean_fixed_length")
+LENGTHS = [8, 12, 16, 60]
 HALVES = (slice(0, 2), slice(2, 4))  # the two micro-batches
 
 
@@ -76,6 +77,13 @@ def _average(name, x, mask, *, l_max, sequences=None, tokens=None) -> Tensor:
     return mean_fixed_length(x, mask, length=l_max, sequences=sequences)
 
 
+def _state(lengths: list[int], advantages: list[float]) -> dict[str, Any]:
+    """The whole state, so that a preset leaves nothing over from another one."""
+    return {
+        "lengths": lengths, "advantages": advantages, "l_max": 64, "split": False, "divide": "step",
+    }  # fmt: skip
+
+
 class LengthBias(LectureWidget):
     """The length-bias widget: `LengthBias(lengths=[8, 12, 16, 60], advantages=[1, 1, 1, -1])`.
 
@@ -106,27 +114,12 @@ class LengthBias(LectureWidget):
         {"step": "the whole step", "own": "each micro-batch"},
     )
     presets: ClassVar = {
-        "long_wrong": (
-            "Long, wrong",
-            {"lengths": [8, 12, 16, 60], "advantages": [1, 1, 1, -1], "split": False},
-        ),
-        "long_right": (
-            "Long, right",
-            {"lengths": [8, 12, 16, 60], "advantages": [-1, -1, -1, 1], "split": False},
-        ),
-        "equal": (
-            "Equal lengths",
-            {"lengths": [16, 16, 16, 16], "advantages": [1, 1, 1, -1], "split": False},
-        ),
-        "trap": (
-            "The trap",
-            {
-                "lengths": [8, 12, 16, 60],
-                "advantages": [1, 1, 1, -1],
-                "split": True,
-                "divide": "own",
-            },
-        ),
+        "long_wrong": ("Long, wrong", _state(LENGTHS, [1, 1, 1, -1])),
+        "long_right": ("Long, right", _state(LENGTHS, [-1, -1, -1, 1])),
+        "both_wrong": ("Both wrong", _state(LENGTHS, [-1, 1, 1, -1])),
+        "both_right": ("Both right", _state(LENGTHS, [1, -1, -1, 1])),
+        "equal": ("Equal lengths", _state([16, 16, 16, 16], [1, 1, 1, -1])),
+        "trap": ("The trap", _state(LENGTHS, [1, 1, 1, -1]) | {"split": True, "divide": "own"}),
     }
     examples: ClassVar = [
         {},
@@ -234,15 +227,29 @@ class LengthBias(LectureWidget):
         _, i = max((n, i) for i, n in enumerate(self.lengths) if self.advantages[i] != 0)
         if self.lengths[i] == fewest:
             return ""
+        tail = self._against(short, i)
         longer = f" {NAMES[i]} is longer than {NAMES[short]} and"
         if self.advantages[i] > 0:
             return (
                 f"{longer} right: per-sequence averaging spreads its credit thin, so among right "
-                "answers it favours short ones."
+                f"answers it favours short ones.{tail}"
             )
         return (
             f"{longer} wrong: per-sequence averaging spreads its penalty thin, so among wrong "
-            "answers it favours long ones."
+            f"answers it favours long ones.{tail}"
+        )
+
+    def _against(self, short: int, i: int) -> str:
+        """How hard a token of the shortest answer is pushed beside one of answer i."""
+        weights = self.weights["mean_per_sequence"]
+        if weights[short] == 0:
+            return ""
+        also = " too" if weights[short] * weights[i] > 0 else ""
+        words, way = ("right", "up") if weights[short] > 0 else ("wrong", "down")
+        other = "" if also else f" {'up' if way == 'down' else 'down'}"
+        return (
+            f" {NAMES[short]} is {words}{also}: each of its tokens is pushed {way} "
+            f"{_times(abs(weights[short] / weights[i]))} × as hard as one of {NAMES[i]}{other}."
         )
 
     @property

@@ -87,9 +87,11 @@ def test_the_sentence_explains_the_side_by_the_right_answers():
 
 
 def test_no_probability_is_rounded_to_0_or_to_1():
-    assert [module.rate(p) for p in (0, 0.004, 0.0251, 0.9949, 0.9975, 1)] == [
-        "0.00", "0.004", "0.03", "0.99", "0.998", "1.00",
+    assert [module.rate(p) for p in (0, 0.004, 0.00004, 0.0251, 0.9949, 0.9975, 0.9996, 1)] == [
+        "0.00", "0.004", "0.00004", "0.03", "0.99", "0.998", "0.9996", "1.00",
     ]  # fmt: skip
+    apart = BaselineVariance(skill=6, baseline=0).sentence  # b* is not the b of 0
+    assert "b* = 0.00," not in apart
     sentence = BaselineVariance(reward="arms", skill=6).sentence
     assert "pass rate 0.998" in sentence
     assert "V = 0.998" in sentence

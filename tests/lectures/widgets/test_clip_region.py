@@ -193,6 +193,42 @@ def test_regions_cover_the_axis_and_tell_who_is_silent(method):
 # --- sentences ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("method", [key for key in METHODS if key != "sapo"])
+@pytest.mark.parametrize("epsilon", [0.0004, 0.07, 0.2, 0.28, 0.55])
+def test_exactly_on_an_edge_a_token_still_pushes(method, epsilon):
+    """In the count, in the weight and in the batch's sum alike."""
+    clip = ClipRegion(method=method, eps_low=epsilon, eps_high=epsilon)
+    pairs = [[1 - epsilon, -1.0], [1 + epsilon, 1.0]]
+    if method == "dual_clip":
+        pairs.append([clip.dual_clip, -1.0])
+    clip.tokens = pairs
+    expected = [ratio * advantage for ratio, advantage in pairs]
+    assert clip.weights(*np.array(pairs).T) == pytest.approx(expected, rel=1e-9)
+    assert (clip.dead, clip.kept) == (0, pytest.approx(1))
+
+
+def test_beyond_c_and_not_on_it():
+    on, beyond = (ClipRegion(method="dual_clip", tokens=[[r, -1.0]]) for r in (3.0, 3.0001))
+    assert "silences 0 of 1 token (0.0 %), none of them by c, and keeps 100 %" in on.sentence
+    assert "silences 1 of 1 token (100.0 %), 1 of them by c, and keeps 0 %" in beyond.sentence
+
+
+def test_for_a_negative_advantage_the_axis_shows_that_nothing_bounds_the_ratio():
+    for key in ("ppo", "grpo", "dapo"):
+        assert ClipRegion(method=key).span == (0, 2)
+        assert ClipRegion(method=key, sign="negative").span == (0, 4)
+
+
+def test_the_note_defines_the_weight_kept_and_who_is_a_sequence_alone():
+    assert "Weight kept: Σ|weight| ÷ Σ|ρA|." in ClipRegion().note
+    assert "PPO's clip; other is what A is made from" in ClipRegion(method="grpo").note
+    assert METHODS["grpo"].knobs == METHODS["ppo"].knobs
+    alone = "each is a sequence of its own"
+    assert alone in ClipRegion(method="gspo", tokens=[[1.0, 1.0]]).note
+    assert alone not in ClipRegion(method="gspo").note
+    assert alone not in ClipRegion(tokens=[[1.0, 1.0]]).note
+
+
 def test_no_ratio_lies_below_zero():
     """With ε low = 1 the lower edge is 0, and nothing is silenced there."""
     for method, words in (
@@ -398,7 +434,32 @@ def test_tokens_of_a_training_record():
         tokens_of(record, 9)
 
 
+NO_RECORD = r"a record is a path or a mapping|no step record"
+
+
+@pytest.mark.parametrize("wrong", [None, 5, {}, {"step": 1}, [1.0]])
+def test_what_is_no_record_is_refused_with_a_message(wrong):
+    with pytest.raises(ValueError, match=NO_RECORD):
+        ClipRegion.from_record(wrong)
+    with pytest.raises(ValueError, match=NO_RECORD):
+        tokens_of(wrong)
+
+
+def test_a_record_may_be_a_dict():
+    given = json.loads(RECORD.read_text("utf-8"))
+    assert ClipRegion.from_record(given).tokens == ClipRegion.from_record(RECORD).tokens
+
+
+@pytest.mark.parametrize("more", [{"sign": "negative"}, {"size": 2.0}])
+def test_an_advantage_and_one_of_its_parts_are_refused_together(more):
+    with pytest.raises(ValueError, match=f"advantage and {next(iter(more))} are both given"):
+        ClipRegion(advantage=1, **more)
+
+
 REFUSED = [
+    ("tokens", [[10**400, 1.0]], "a whole number that is too large"),
+    ("tokens", [[1.5, 0.9, 1.2], [1, -1, 0.5]], r"got \(2, 3\): transposed\?"),
+    ("tokens", [[1.5, 0.9, 1.2, 1.1], [1, -1, 0.5, 1]], r"got \(2, 4\): transposed\?"),
     ("eps_high", 1.5, "eps_high is 1.5; it must lie between 0.0001 and 1"),
     ("eps_low", 0, "eps_low is 0; it must lie"),
     ("eps_low", float("nan"), "eps_low is nan"),

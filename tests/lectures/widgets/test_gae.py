@@ -147,6 +147,29 @@ def test_the_sentence_gives_the_reason():
         assert words.lower() in Gae(**changes).sentence.lower()
 
 
+def test_the_sentence_says_when_no_update_would_be_better():
+    words = "has more squared error than not updating"
+    seen = set()
+    for changes in [*Gae.examples, {"answers": 4}, {"answers": 1}]:
+        made = Gae(**changes)
+        found = made.numbers
+        worse = found["other"]["best_error"] >= found["signal"]
+        assert (words in made.sentence) == worse
+        perfect = found["perfect"]["best_error"] >= found["signal"]
+        assert ("with either critic" in made.sentence) == (worse and perfect)
+        seen.add(worse)
+    assert seen == {True, False}
+
+
+def test_a_preset_sets_the_whole_state():
+    for key in Gae.presets:
+        made = Gae(critic="offset", error=2, lam=0.3, gamma=0.6, answers=2, skill=3)
+        made.preset(key)
+        fresh = Gae()
+        fresh.preset(key)
+        assert made.state == fresh.state
+
+
 def test_an_untrained_critic_has_no_size_of_its_error():
     assert Gae(critic="zero").off == {"error"}
     assert Gae().off == set()

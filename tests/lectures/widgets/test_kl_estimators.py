@@ -187,11 +187,32 @@ def test_at_right_angles_a_gradient_drives_neither_there_nor_away(distance, k):
 def test_a_projection_is_no_length():
     widget = KLEstimators(policy="tree", place="loss_token")
     projection, cosine = (widget.numbers[key][1] for key in ("along", "cosine"))
-    assert f"k2 projects to {projection:.3f} ∇KL (cosine {cosine:.3f})" in widget.sentence
+    assert f"k2 projects to {projection:.3f} × ∇KL (cosine {cosine:.3f})" in widget.sentence
     assert "none of them gives the gradient of the KL of whole responses" in widget.sentence
     assert "gives 0" not in widget.sentence
     away = KLEstimators(policy="independent", distance=4.0, place="reward_to_go").sentence
-    assert re.search(r"drives away from π_ref: it projects to −[\d.]+ ∇KL", away)
+    assert re.search(r"drives away from π_ref: it projects to −[\d.]+ × ∇KL", away)
+
+
+@pytest.mark.parametrize("distance", [0.3, 1.0, 3.0])
+def test_on_independent_tokens_per_token_and_sequence_give_one_gradient_in_the_loss(distance):
+    """And the note says so there, and only there."""
+    words = "per token and sequence give the same gradient"
+    both = [KLEstimators(place=p, distance=distance) for p in ("loss_token", "loss_response")]
+    for key in ("along", "across"):
+        assert both[0].numbers[key] == pytest.approx(both[1].numbers[key], abs=1e-9)
+    assert all(words in widget.note for widget in both)
+    paid = [numbers(place=p, distance=distance) for p in ("reward_token", "reward_response")]
+    assert paid[0]["along"][1] != pytest.approx(paid[1]["along"][1], abs=1e-3)
+    assert words not in KLEstimators(place="reward_token").note
+    assert words not in KLEstimators(policy="tree").note
+
+
+def test_a_small_share_is_not_printed_like_the_kl_and_a_large_one_not_to_a_thousandth():
+    assert re.search(r"k2 \(±[\d.]+\) averages 0\.5 % less", KLEstimators().sentence)
+    rare = KLEstimators(policy="certain", distance=2.0, place="reward_response").sentence
+    for share in re.findall(r"projects to −?([\d.]+) × ∇KL", rare):
+        assert len(share.replace(".", "").lstrip("0")) <= 3 or float(share) < 10
 
 
 def test_the_note_says_what_upwards_means_and_who_is_sampled():

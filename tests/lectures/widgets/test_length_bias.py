@@ -97,6 +97,36 @@ def test_the_sentence_says_which_side_of_the_sign_law_the_state_shows():
     assert "longer" not in only_the_shortest
 
 
+@pytest.mark.parametrize(
+    ("preset", "words"),
+    [
+        ("long_wrong", "A is right: {} up {} down."),
+        ("long_right", "A is wrong: {} down {} up."),
+        ("both_wrong", "A is wrong too: {} down {}."),
+        ("both_right", "A is right too: {} up {}."),
+    ],
+)  # fmt: skip
+def test_the_sentence_tells_the_four_cases_apart(preset, words):
+    bias = LengthBias()
+    bias.preset(preset)
+    told = words.format("each of its tokens is pushed", "7.5 × as hard as one of D")
+    assert bias.sentence.endswith(told)
+    weights = bias.weights["mean_per_sequence"]
+    assert abs(weights[0] / weights[3]) == close(7.5)
+
+
+def test_a_preset_sets_the_whole_state():
+    for key in LengthBias.presets:
+        bias = LengthBias()
+        bias.preset("trap")
+        bias.l_max = 96
+        bias.preset(key)
+        fresh = LengthBias()
+        fresh.preset(key)
+        assert bias.state == fresh.state
+        assert (bias.divide == "own") == (key == "trap")
+
+
 def test_the_sign_law_on_the_exact_toy_with_the_weights_of_the_widget():
     """One gradient step on every response at once: all right ones shorten, all wrong ones grow."""
     settings = json.loads(TOY_SETTINGS.read_text(encoding="utf-8"))
