@@ -356,10 +356,6 @@ function followTheme(host, root, changed) {
 
 // --- keys ----------------------------------------------------------------------------------
 
-// Keys that would scroll the page away, unless they are the control's own.
-const SCROLLS = ["Home", "End", "PageUp", "PageDown", " "];
-const OWN_KEYS = { range: SCROLLS.slice(0, 4), radio: [" "], checkbox: [" "], button: [" "] };
-
 // JupyterLab's keys that have nothing to do with cells: save, find, sidebar, commands. It gets
 // them although a control has the focus, else the browser would save the page as a file.
 const HANDED_ON = ["s", "p", "f", "b", "shift c"];
@@ -367,19 +363,15 @@ const HANDED_ON = ["s", "p", "f", "b", "shift c"];
 function watchKeys(root, outside) {
   root.addEventListener("keydown", (event) => {
     const { key, ctrlKey, metaKey, shiftKey, altKey } = event;
-    if (ctrlKey || metaKey) {
-      const lab = document.body.hasAttribute("data-jp-theme-light");
-      const pressed = `${shiftKey ? "shift " : ""}${key.toLowerCase()}`;
-      if (!lab || altKey || !HANDED_ON.includes(pressed)) return;
-      const { code, keyCode } = event;
-      const same = { key, code, keyCode, ctrlKey, metaKey, shiftKey };
-      const copy = new KeyboardEvent("keydown", { ...same, bubbles: true, cancelable: true });
-      if (!outside.dispatchEvent(copy)) event.preventDefault();
-      event.stopPropagation();
-      return;
-    }
-    const own = OWN_KEYS[event.target.type]; // of radios, buttons, checkboxes and sliders
-    if (own && SCROLLS.includes(key) && !own.includes(key)) event.preventDefault();
+    const lab = document.body.hasAttribute("data-jp-theme-light");
+    const pressed = `${shiftKey ? "shift " : ""}${key.toLowerCase()}`;
+    const handOn = lab && (ctrlKey || metaKey) && !altKey && HANDED_ON.includes(pressed);
+    if (!handOn) return;
+    const { code, keyCode } = event;
+    const same = { key, code, keyCode, ctrlKey, metaKey, shiftKey };
+    const copy = new KeyboardEvent("keydown", { ...same, bubbles: true, cancelable: true });
+    if (!outside.dispatchEvent(copy)) event.preventDefault();
+    event.stopPropagation();
   });
 }
 

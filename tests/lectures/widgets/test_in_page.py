@@ -424,24 +424,6 @@ def test_code_in_a_sentence_keeps_its_underscores(stage, page):
     assert note.locator("sub").count() == 0
 
 
-@every_widget
-def test_no_key_on_a_control_scrolls_the_page_away(widget, stage, page):
-    stage(widget)
-    page.set_viewport_size({"width": 980, "height": 500})
-    page.evaluate("(state) => show(state)", widget().state)
-    page.evaluate("() => { document.body.style.padding = '900px 0'; scrollTo(0, 700); }")
-    kinds = page.evaluate("() => controls().map((n) => n.disabled ? '' : n.type)")
-    for kind in set(kinds) - {""}:
-        i = kinds.index(kind)
-        keys = ["Home", "End", "PageUp", "PageDown", *([] if kind == "select-one" else ["Space"])]
-        for key in keys:
-            page.evaluate("(i) => controls()[i].focus({ preventScroll: true })", i)
-            before = page.evaluate("() => scrollY")
-            page.keyboard.press(key)
-            page.wait_for_timeout(40)
-            assert page.evaluate("() => scrollY") == before, (kind, key)
-
-
 def test_a_control_that_is_switched_off_hands_its_focus_on(stage, page):
     stage(course_widgets.LengthBias)
     made = course_widgets.LengthBias(split=True)
