@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,11 @@ from lectures.widgets import (
     LengthBias,
     StepInspector,
     base,
+    clip_region,
+    step_view,
 )
+from lectures.widgets.step_inspector import REFERENCE
+from llm_trainer.config import load
 
 GALLERY = Path(__file__).parents[3] / "lectures" / "widget_gallery.ipynb"
 WIDGETS = [getattr(course_widgets, name) for name in course_widgets.__all__]
@@ -38,7 +43,10 @@ def test_each_widget_has_its_text_its_picture_and_a_cell_that_reads_it(widget, c
     assert list(cells)[first : first + 3] == [f"{own}-text", own, f"{own}-read"]
     assert "**Predict.**" in source(cells[f"{own}-text"])
     (shown,) = cells[own]["outputs"]
-    made = widget()  # if the two differ: python -m lectures.execute widget --write
+    (call,) = re.findall(rf"^\w+ = {widget.__name__}\((.*)\)$", source(cells[own]), re.MULTILINE)
+    made = widget(
+        **eval(f"dict({call})")
+    )  # if the two differ: python -m lectures.execute widget --write
     assert "".join(shown["data"]["text/plain"]) == repr(made)
     kept = {"widget": widget.name, "state": json.loads(json.dumps(made.state))}
     assert shown["metadata"][base.METADATA_KEY] == kept
@@ -54,6 +62,28 @@ def test_the_answers_are_the_widgets_numbers(cells):
     (factor,) = re.findall(r"is ([\d.]+) times worse than nothing", expert.sentence)
     assert f"by a factor of {factor}" in texts["baseline-variance-text"]
 
+    novice = BaselineVariance(reward="graded", skill=0)
+    assert BaselineVariance.presets["novice"][1].items() >= {"reward": "graded", "skill": 0}.items()
+    (better,) = re.findall(r"is ([\d.]+) times better than nothing", novice.sentence)
+    found = novice.numbers
+    assert f"{better} times better than nothing" in texts["baseline-variance-text"]
+    assert (
+        f"$V={found['mean']:.2f}$ and $b^*={found['best']:.2f}$" in texts["baseline-variance-text"]
+    )
+    assert all(abs(row["answers"] - row["squares"]) < 0.02 for row in found["levels"])
+
+    ppo, dapo = ClipRegion(method="ppo"), ClipRegion(method="dapo")
+    assert f"falls from {ppo.dead} to {dapo.dead}" in texts["clip-region-text"]
+    assert ppo.dead - dapo.dead == 9
+    below = ppo.counts["negative"]["below"], dapo.counts["negative"]["below"]
+    assert below == (27, 27)
+    assert "(27 tokens under both)" in texts["clip-region-text"]
+    assert ppo.counts == ClipRegion(method="grpo").counts
+    assert f"Keeps {round(100 * ppo.kept)} %" in texts["clip-region-text"]
+    assert (len(ppo.tokens), len({row[2] for row in ppo.tokens})) == (256, 32)
+    for method in ClipRegion().options("method").values():
+        assert f"| {method} |" in texts["clip-region-text"]
+
     clip = ClipRegion(method="ppo")
     assert clip.weights([3.5], [-1.0]).tolist() == [-3.5]
     assert ClipRegion(method="dual_clip").weights([3.5], [-1.0]).tolist() == [0.0]
@@ -67,6 +97,22 @@ def test_the_answers_are_the_widgets_numbers(cells):
             assert loss["across"][0] == pytest.approx(0, abs=1e-9)
             assert paid["gap"][0] == pytest.approx(0, abs=1e-9)
 
+    assert KLEstimators(distance=0).numbers["slope"] == 0
+    token = KLEstimators(policy="tree", distance=1, place="loss_token").numbers
+    assert f"is {token['cosine'][1]:.3f}. Then" in texts["kl-estimators-text"]
+    whole = KLEstimators(policy="tree", distance=1, place="loss_response").numbers
+    assert whole["gap"][1] == 0 == KLEstimators(place="loss_token").numbers["gap"][1]
+    assert KLEstimators.presets["grpo"][1]["place"] == "loss_token"
+
+    sixteen, thirty_two = (Gae(answers=n).numbers for n in (16, 32))
+    noisy = sixteen["other"]
+    words = f"is {noisy['best_error']:.4f}, and not updating at all has {sixteen['signal']:.4f}"
+    assert words in texts["gae-text"]
+    assert f"from 32 answers on ({thirty_two['other']['best_error']:.4f})" in texts["gae-text"]
+    assert thirty_two["other"]["best_error"] < sixteen["signal"] < noisy["best_error"]
+    at_best = Gae(answers=16, lam=noisy["best"]).numbers["other"]
+    assert at_best["bias"] < 0.05 * at_best["error"]
+
     for answers, ending in ((4, "for 4 answers"), (1024, "for 1,024.")):
         sentence = Gae(critic="noise", error=0.5, gamma=1, answers=answers).sentence
         best, perfect = re.search(r"best λ is ([\d.]+) .*critic ([\d.]+)", sentence).groups()
@@ -78,6 +124,12 @@ def test_the_answers_are_the_widgets_numbers(cells):
     assert per_sequence[0] / -per_sequence[3] == pytest.approx(60 / 8)
     assert "$60/8=7.5$" in texts["length-bias-text"]
 
+    shorter = LengthBias(lengths=[8, 12, 16, 12], advantages=[1, 1, 1, -1]).weights
+    a, b = (1000 * row["mean_per_token"][0] for row in (weights, shorter))
+    assert f"from {a:.1f} to {b:.1f} (thousandths)" in texts["length-bias-text"]
+    for name in ("mean_per_sequence", "mean_fixed_length"):
+        assert shorter[name][0] == pytest.approx(weights[name][0])
+
     cut = {}
     for name in ("grpo", "gspo"):
         (row,) = [r for r in StepInspector().step["rows"] if r["key"] == name]
@@ -86,3 +138,24 @@ def test_the_answers_are_the_widgets_numbers(cells):
     assert f"cuts off {cut['grpo']} of the {tokens} tokens" in texts["step-inspector-text"]
     assert f"\n{cut['gspo']}, more than half." in texts["step-inspector-text"]
     assert cut["gspo"] > tokens / 2
+
+
+def test_the_own_run_is_one_that_can_be_trained(cells):
+    """Its command names fields that exist, and the file is where the trainer writes it."""
+    text = source(cells["step-inspector-text"])
+    (command,) = re.findall(r"^python -m llm_trainer train --config (.*)$", text, re.MULTILINE)
+    config, *changes = [word for word in shlex.split(command) if word != "--set"]
+    run = load(GALLERY.parents[1] / config, changes)
+    assert run.epochs > 1
+    (step,) = run.record_steps
+    assert step <= run.steps
+    assert f'"../{run.output_dir}/steps/step_{step:04d}.json", compare="gspo"' in text
+    assert callable(step_view.record_from_policies)
+    assert "`record_from_policies` in `lectures.widgets.step_view`" in text
+
+
+def test_gspo_silences_tokens_that_have_not_moved():
+    (row,) = [r for r in StepInspector().step["rows"] if r["key"] == "gspo"]
+    rows = clip_region.tokens_of(REFERENCE)
+    silent = [gate in "hld" for gate in row["gates"][-1]]
+    assert any(cut and abs(token[0] - 1) < 0.01 for token, cut in zip(rows, silent, strict=True))
