@@ -52,6 +52,8 @@ FOLDER = "steps"
 PATTERN = f"{FOLDER}/step_*.json"
 ROUNDING = 1e-3  # how far sums and log-probabilities may be off: float32, then six digits
 
+LARGEST_REWARD = 1e18  # beyond it the squares of a standard deviation overflow in float32
+
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -118,6 +120,11 @@ class Response(_Part):
     @model_validator(mode="after")
     def _one_entry_per_token(self) -> "Response":
         time = len(self.tokens)
+        _hold(
+            abs(self.reward) <= LARGEST_REWARD,
+            f"reward: {self.reward:g} is too large for a standard deviation; at most "
+            f"{LARGEST_REWARD:g}",
+        )
         _hold(time > 0, "tokens: empty; a response has at least one token")
         per_token = ("token_ids", "logp_sampler", "logp_old", "logp_ref", "values")
         lists = {name: getattr(self, name) for name in per_token}
@@ -167,6 +174,12 @@ class Record(_Part):
         _hold(
             all(len(row) == size for row in self.rewards),
             f"rewards: every row must hold the group's {size} rewards",
+        )
+        largest = max((abs(x) for row in self.rewards for x in row), default=0.0)
+        _hold(
+            largest <= LARGEST_REWARD,
+            f"rewards: {largest:g} is too large for a standard deviation; at most "
+            f"{LARGEST_REWARD:g}",
         )
         _hold(
             self.counts.sequences == rows * size,
@@ -241,7 +254,8 @@ def load_record(source: str | Path | dict[str, Any] | Record) -> Record:
     """Read a record from a file or a dict (as `Record.model_dump()` gives it), and check it.
 
     Raises RecordError: no such file, not JSON, another schema, a field that is missing, unknown or
-    of the wrong kind, a number that is not finite, lists that do not fit together.
+    of the wrong kind, a number that is not finite, a reward beyond 1e18, lists that do not fit
+    together.
     """
     if isinstance(source, Record):
         return source

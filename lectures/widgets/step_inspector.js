@@ -6,18 +6,24 @@
 // Python alone.
 
 import { fixed, html, signedColor, widget } from "./base.js";
-import { cispo, gspo, ppoClip, reinforce, sapo, unclipped } from "./surrogates.js";
+import { cispo, clamp, gspo, ppoClip, reinforce, sapo, unclipped } from "./surrogates.js";
 
 // --- mathematics ---------------------------------------------------------------------------
 
 const SURROGATES = { reinforce, unclipped, ppo_clip: ppoClip, gspo, cispo, sapo };
+// Where policy_gradients cuts log-ratios; the gradient is 0 beyond.
+const LIMIT = 0.9 * Math.log(Number.MAX_VALUE);
+const bounded = (log) => clamp(log, -LIMIT, LIMIT);
 const sum = (list) => list.reduce((total, x) => total + x, 0);
 
 // d = log π_ref − log π; a KL's value and its derivative by log π.
 const KL = {
   k1: (d) => ({ value: -d, slope: 1 }),
   k2: (d) => ({ value: 0.5 * d * d, slope: -d }),
-  k3: (d) => ({ value: Math.expm1(d) - d, slope: -Math.expm1(d) }),
+  k3: (d) => {
+    const cut = Math.min(d, LIMIT);
+    return { value: Math.expm1(cut) - cut, slope: d > LIMIT ? 0 : -Math.expm1(d) };
+  },
 };
 
 // What one token of a response of `size` tokens counts in the average.
@@ -51,8 +57,12 @@ const fitted = (state) => ({
   token: Math.min(state.token, state.step.texts.length - 1),
 });
 
+const logRatio = ({ step, update }, i) => step.logp[update - 1][i] - step.old[i];
+const ratioOf = (state, i) => Math.exp(bounded(logRatio(state, i)));
+
 // Everything about one token in the present state; `weight` is the formula's, `given` Python's.
-export function terms({ step, algorithm, update }, token) {
+export function terms(state, token) {
+  const { step, algorithm, update } = state;
   const row = rowOf(step, algorithm);
   const logps = step.logp[update - 1];
   const response = responseAt(step, token);
@@ -60,7 +70,7 @@ export function terms({ step, algorithm, update }, token) {
   const group = groupOf(step, token);
   const logp = logps[token];
   const old = step.old[token];
-  const ratio = Math.exp(logp - old);
+  const ratio = ratioOf(state, token);
   const advantage = advantageOf(step, row, token);
   const given = row.weights[update - 1][token];
   const gate = row.gates[update - 1][token];
@@ -70,10 +80,13 @@ export function terms({ step, algorithm, update }, token) {
 
   const logRatios = logps.slice(from, to).map((x, i) => x - step.old[from + i]);
   const meanLogRatio = sum(logRatios) / (to - from);
-  const rho = row.surrogate === "gspo" ? Math.exp(meanLogRatio) : ratio;
+  const log = row.surrogate === "gspo" ? meanLogRatio : logp - old;
+  const rho = Math.exp(bounded(log));
   const at = (i) => {
     const own = { ratio: rho, advantage: advantageOf(step, row, i), logp };
-    return SURROGATES[row.surrogate](own, row.knobs);
+    const { term, weight } = SURROGATES[row.surrogate](own, row.knobs);
+    const constant = log !== bounded(log) && !/reinforce|cispo/.test(row.surrogate);
+    return { term, weight: constant ? 0 : weight };
   };
   const { term, weight: own } = at(token);
   // a sequence's term stands on each of its tokens; by this token's log π each has 1/|y| of it
@@ -102,20 +115,67 @@ export function numbers(given) {
 
 // --- words ---------------------------------------------------------------------------------
 
-// With its sign: "0" is exactly 0, and "+0.00" is not.
-const signed = (value, digits = 2) => {
+// Without its sign, in few characters: 1.24, 12.3, 123, 0.004, 2·10⁵, 2·10⁻⁷.
+function sizeOf(value, digits = 2) {
   const size = Math.abs(value);
-  const text = fixed(size, size >= 99.5 ? 0 : size >= 9.95 ? 1 : digits);
-  return value === 0 ? "0" : `${value > 0 ? "+" : "−"}${text}`;
-};
+  if (size >= 99999.5 || (size > 0 && size < 1e-4)) {
+    const [mantissa, power] = size.toExponential(size < 1 ? 0 : 1).split("e");
+    const raised = power.replace("+", "").replace("-", "⁻").replace(/\d/g, (d) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[d]);
+    return `${mantissa.replace(".0", "")}·10${raised}`;
+  }
+  if (size > 0 && size < 0.5 * 10 ** -digits) return String(Number(size.toPrecision(1)));
+  return fixed(size, size >= 99.5 ? 0 : size >= 9.95 ? 1 : digits);
+}
 
-// Tokens that the algorithm to compare with treats otherwise: another sign, or another clip state.
+// With its sign; "0" is exactly 0.
+const signed = (value, digits) =>
+  value === 0 ? "0" : `${value > 0 ? "+" : "−"}${sizeOf(value, digits)}`;
+const rewardText = (value) => `${value < 0 ? "−" : ""}${sizeOf(value)}`;
+
+// A long text's beginning.
+function cut(words, most = 24) {
+  const letters = words.length > most ? [...words] : [];
+  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : words;
+}
+
+const FACTOR = 1.1; // a weight has changed if it is more than this many times larger or smaller
+const changed = (a, b) => (a === 0 || b === 0 ? a !== b : b / a < 1 / FACTOR || b / a > FACTOR);
+const bareOf = (row, update) => (row.bare ?? row.weights)[update - 1];
+
+// Tokens that the algorithm to compare with treats otherwise, each in one of three lists.
+// turned: another sign, without the KL, or another clip state; factor: without the KL another
+// size; kl: neither, and yet the weights differ as much.
 export function differences({ step, algorithm, compare, update }) {
-  if (compare === "none") return [];
-  const [one, other] = [algorithm, compare].map((key) => rowOf(step, key));
-  const [a, b] = [one, other].map((row) => row.weights[update - 1]);
-  const [g, h] = [one, other].map((row) => row.gates[update - 1]);
-  return step.texts.flatMap((_, i) => (g[i] !== h[i] || Math.sign(a[i]) !== Math.sign(b[i]) ? [i] : []));
+  const lists = { turned: [], factor: [], kl: [] };
+  if (compare === "none") return lists;
+  const [one, two] = [algorithm, compare].map((key) => rowOf(step, key));
+  const [[a, g, whole], [b, h, other]] = [one, two].map((row) =>
+    [bareOf(row, update), row.gates[update - 1], row.weights[update - 1]]);
+  a.forEach((_, i) => {
+    if (g[i] !== h[i] || Math.sign(a[i]) !== Math.sign(b[i])) lists.turned.push(i);
+    else if (changed(a[i], b[i])) lists.factor.push(i);
+    else if (changed(whole[i], other[i])) lists.kl.push(i);
+  });
+  return lists;
+}
+
+// What the compared algorithm changes, in words.
+function compared(state) {
+  const { step, algorithm, compare, update } = state;
+  if (compare === "none") return "";
+  const [one, two] = [algorithm, compare].map((key) => rowOf(step, key));
+  const { turned, factor, kl } = differences(state);
+  const say = ({ length: n }, verb, rest) => (n > 0 ? [`${tokens(n)} ${verb}${n > 1 ? "" : "s"} ${rest}`] : []);
+  const factors = factor.map((i) => bareOf(two, update)[i] / bareOf(one, update)[i]);
+  const [least, most] = [Math.min, Math.max].map((end) => sizeOf(factors.reduce((x, y) => end(x, y), factors[0] ?? 1)));
+  const range = least === most ? `× ${least}` : `× ${least} to × ${most}`;
+  const parts = [
+    ...say(turned, "get", "another sign or clip"),
+    ...say(kl, "differ", "only by the KL"),
+    ...say(factor, "change", `weight by more than a factor of ${FACTOR} (${range})`),
+  ];
+  const nothing = `no token changes sign or clip, and no weight by more than a factor of ${FACTOR}`;
+  return ` Under ${two.label} ${parts.join(", ") || nothing}.`;
 }
 
 // At most six decimals, no more than needed: 1.2, 1.0125, 1.0004.
@@ -123,7 +183,8 @@ const edge = (value) => String(Number(value.toFixed(6))).replace("-", "−");
 const tokens = (n) => (n === 1 ? "1 token" : `${n} tokens`);
 // What the hatching of a surrogate says; a surrogate without a clip has no hatching.
 const HATCHED = { cispo: "bounded", reinforce: "", unclipped: "", sapo: "" };
-const hatched = ({ surrogate }) => HATCHED[surrogate] ?? "clipped";
+const hatched = ({ surrogate, beta }) =>
+  HATCHED[surrogate] ?? (beta > 0 ? "clipped, only the KL pushes" : "clipped");
 
 // What the clip did, in words.
 function clipped({ step, update }, row) {
@@ -188,7 +249,7 @@ function without({ step, update }, row) {
 // The result in words; the same text as StepInspector.sentence in Python.
 export function sentence(given) {
   const state = fitted(given);
-  const { step, algorithm, compare, update } = state;
+  const { step, algorithm, update } = state;
   const row = rowOf(step, algorithm);
   const weights = row.weights[update - 1];
   const when = step.made > 0 ? `update ${update} of ${step.made}` : "no update was made";
@@ -196,34 +257,64 @@ export function sentence(given) {
   const largest = weights.reduce((best, w, i) => (Math.abs(w) > Math.abs(weights[best]) ? i : best), 0);
   const response = responseAt(step, largest);
   const { label } = step.groups[groupOf(step, largest)];
-  const where = `“${step.texts[largest]}” in “${label} → ${step.responses[response].answer}”`;
+  const where = `“${cut(step.texts[largest])}” in “${label} → ${step.responses[response].answer}”`;
   const push = weights[largest] === 0 ? "nothing is pushed"
     : `the largest push is ${signed(weights[largest])} on ${where}`;
-  const n = differences(state).length;
-  const other = compare === "none" ? ""
-    : ` ${rowOf(step, compare).label} treats ${tokens(n)} differently (sign or clip).`;
-  return `${first}; ${push}.${other}`;
+  return `${first}; ${push}.${compared(state)}`;
 }
 
 export function note({ step, algorithm }) {
   const row = rowOf(step, algorithm);
   const scale = step.scale.toLocaleString("en-US");
-  const cut = hatched(row);
+  const words = hatched(row);
   return `${row.note} ${step.source}. Weight: −∂loss/∂log π × ${scale}; + pushes up the token's `
-    .trimStart() + `probability. ${cut && `Hatched: ${cut}. `}Click a token, or use the arrow keys: `
+    .trimStart() + `probability. ${words && `Hatched: ${words}. `}Click a token, or use the arrow keys: `
     + "its loss is written out below the tokens.";
 }
 
-// A number inside a formula: four significant digits, powers of ten where they are shorter.
-function num(value) {
+// A number inside a formula: significant digits, powers of ten where they are shorter.
+function num(value, digits = 4) {
   if (value === 0) return "0";
   if (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5) {
-    return String(Number(value.toPrecision(4))).replace("-", "−");
+    return String(Number(value.toPrecision(digits))).replace("-", "−");
   }
-  const [digits, power] = value.toExponential(3).split("e");
-  return `${String(Number(digits)).replace("-", "−")} × 10^{${String(Number(power)).replace("-", "−")}}`;
+  const [mantissa, power] = value.toExponential(digits - 1).split("e");
+  return `${String(Number(mantissa)).replace("-", "−")} × 10^{${String(Number(power)).replace("-", "−")}}`;
 }
-const inside = (value) => (value < 0 ? `(${num(value)})` : num(value));
+const inside = (words) => (words.startsWith("−") ? `(${words})` : words);
+const plus = (value) => `${value > 0 ? "+" : ""}${num(value)}`;
+
+// The operands of a formula f with so many digits, four at least, that who computes f from what is
+// printed gets its value to three digits.
+function enough(values, f) {
+  const exact = [f(...values)].flat();
+  const agrees = (digits) => [f(...values.map((x) => Number(x.toPrecision(digits))))].flat()
+    .every((x, i) => Math.abs(x - exact[i]) <= 2e-4 * Math.abs(exact[i]) + 1e-15);
+  let digits = 4;
+  while (digits < 16 && !agrees(digits)) digits += 1;
+  return values.map((x) => num(x, digits));
+}
+const minus = (...values) => {
+  const [first, ...rest] = enough(values, (a, ...more) => a - sum(more));
+  return [first, ...rest.map(inside)].join(" − ");
+};
+const times = (...values) =>
+  enough(values, (...all) => all.reduce((a, b) => a * b)).map(inside).join(" × ");
+
+// log π_old − log π_ref of a token and of those after it, which a critic's row has in its rewards.
+const penalties = (step, { token, to }) =>
+  step.old.slice(token, to).map((old, t) => old - step.ref[token + t]);
+
+// What the record says a reward is made of.
+function rewardLines({ reward, parts = {} }) {
+  const { correctness, format } = parts;
+  if (Math.abs(reward - correctness - 0.1 * format) < 2e-6) {
+    const [a, b] = enough([correctness, format], (x, y) => x + 0.1 * y);
+    return [["Reward r", `correctness + 0.1 × format = ${a} + 0.1 × ${b} = ${num(reward)}`]];
+  }
+  const words = Object.entries(parts).map(([name, value]) => `${name} ${num(value)}`).join(", ");
+  return words ? [["Reward r", `${num(reward)} (${words})`]] : [];
+}
 
 // The advantage in its own numbers, where the browser knows the formula.
 function advantageLine(state, found) {
@@ -238,25 +329,29 @@ function advantageLine(state, found) {
   const std = Math.sqrt(sum(scores.map((x) => (x - mean) ** 2)) / (size - 1));
   const value = num(advantage);
   if (row.advantage === "critic") {
-    if (row.penalty === 0) return `r − V = ${num(r)} − ${inside(r - advantage)} = ${value}`;
-    const { token, to } = found;
-    const kl = sum(step.old.slice(token, to).map((old, t) => old - step.ref[token + t]));
+    if (row.penalty === 0) return `r − V = ${minus(r, r - advantage)} = ${value}`;
+    const kl = sum(penalties(step, found));
     const worth = r - row.penalty * kl - advantage;
-    return `r − β Σ k1 from here on − V = ${num(r)} − ${num(row.penalty)} × ${inside(kl)} − ${inside(worth)} = ${value}`;
+    const [a, b, c, d] = enough([r, row.penalty, kl, worth], (w, x, y, z) => w - x * y - z);
+    return `r − β Σ k1 − V = ${a} − ${b} × ${inside(c)} − ${inside(d)} = ${value} (the row's β)`;
   }
   if (step.groups[group].discarded) return "0: this group was replaced by dynamic sampling";
   const alike = scores.every((x) => x === scores[0]);
   const known = {
-    group_standardized: () => (alike ? `every reward of the group is ${num(r)}: A = 0`
-      : `(r − mean) / (std + 0.0001) = (${num(r)} − ${inside(mean)}) / (${num(std)} + 0.0001) = ${value}`),
-    group_centered: () => `r − mean = ${num(r)} − ${inside(mean)} = ${value}`,
-    leave_one_out: () => {
-      const others = (sum(scores) - r) / (size - 1);
-      return `r − mean of the others = ${num(r)} − ${inside(others)} = ${value}`;
+    group_standardized: () => {
+      if (alike) return `every reward of the group is ${num(r)}: A = 0`;
+      const [a, b, c] = enough([r, mean, std], (x, y, z) => (x - y) / (z + 0.0001));
+      const words = `(${a} − ${inside(b)}) / (${c} + 0.0001) = ${value}`;
+      return `(r − mean) / (std + 0.0001) = ${words} (std of the sample, over n − 1 = ${size - 1})`;
     },
-    batch_centered: () => `r − mean of the step = ${num(r)} − ${inside(r - advantage)} = ${value}`,
-    maxrl: () => (mean === 0 ? "every reward of the group is 0: A = 0"
-      : `(r − mean) / mean = (${num(r)} − ${inside(mean)}) / ${inside(mean)} = ${value}`),
+    group_centered: () => `r − mean = ${minus(r, mean)} = ${value}`,
+    leave_one_out: () => `r − mean of the others = ${minus(r, (sum(scores) - r) / (size - 1))} = ${value}`,
+    batch_centered: () => `r − mean of the step = ${minus(r, r - advantage)} = ${value}`,
+    maxrl: () => {
+      if (mean === 0) return "every reward of the group is 0: A = 0";
+      const [a, b] = enough([r, mean], (x, y) => (x - y) / y);
+      return `(r − mean) / mean = (${a} − ${inside(b)}) / ${inside(b)} = ${value}`;
+    },
     max_only: () => `r if it is the group's largest, else 0 = ${value}`,
   }[row.advantage];
   return known ? known() : `${value} (from ${row.advantage})`;
@@ -270,69 +365,83 @@ export function lines(state, token) {
   const found = terms(state, token);
   const { step } = state;
   const { row, logp, old, ratio, advantage: A, from, to, given, out } = found;
-  const list = [];
+  const list = rewardLines(step.responses[found.response]);
   if (row.scores) {
     const r = step.responses[found.response].reward;
-    const kl = (r - row.scores[found.response]) / row.penalty;
-    list.push(["Reward", `r − β Σ k1 = ${num(r)} − ${num(row.penalty)} × ${inside(kl)} = ${num(row.scores[found.response])}`]);
+    const score = row.scores[found.response];
+    const [a, b, c] = enough([r, row.penalty, (r - score) / row.penalty], (x, y, z) => x - y * z);
+    list.push(["With its KL", `r − β Σ k1 = ${a} − ${b} × ${inside(c)} = ${num(score)} (the row's β)`]);
+  }
+  if (row.advantage === "critic" && row.penalty > 0) {
+    const all = penalties(step, found);
+    const terms = all.length > 12 || all.length === 1 ? "" : `${enough(all, (...x) => sum(x)).map(inside).join(" + ")} = `;
+    list.push(["Σ k1", `log π_{old} − log π_{ref} as sampled, from here to the end, ${tokens(all.length)}: ${terms}${num(sum(all))}`]);
   }
   list.push(["Advantage A", advantageLine(state, found)]);
-  const rho = `exp(${num(logp)} − ${inside(old)}) = ${num(ratio)}`;
-  list.push(["Ratio ρ", `exp(${LOG_PI} − ${OLD}) = ${rho}`]);
-  if (out) return [...list, ["Weight", "0: this group is not in the loss"]];
-  if (!row.formula) return [...list, ["Weight", `${signed(given, 4)}, by policy_gradients (no formula here for ${row.label})`]];
+  const far = Math.abs(logp - old) > LIMIT ? ` (the difference is cut at ±${num(LIMIT)})` : "";
+  const [x, y] = enough([logp, old], (one, other) => Math.exp(bounded(one - other)));
+  list.push(["Ratio ρ", `exp(${LOG_PI} − ${OLD}) = exp(${x} − ${inside(y)}) = ${num(ratio)}${far}`]);
+  const ends = besides(state, token);
+  if (out) return [...list, ["Weight", "0: this group is not in the loss"], ...ends];
+  if (!row.formula) {
+    return [...list, ["Weight", `${signed(given, 4)}, by policy_gradients (no formula here for ${row.label})`], ...ends];
+  }
 
   const { eps_low: eLow, eps_high: eHigh, dual_clip: c } = row.knobs;
   const size = to - from;
-  const a = inside(A);
   const { term, own, slope } = found;
   let slopeName = "slope";
   const range = `${edge(1 - eLow)}, ${edge(1 + eHigh)}`;
-  const clip = (x) => Math.min(Math.max(x, 1 - eLow), 1 + eHigh);
+  const clip = (x) => clamp(x, 1 - eLow, 1 + eHigh);
   const gated = (x, name) => {
     const plain = x * A;
     const bound = clip(x) * A;
+    const show = (value) => num(value, row.surrogate === "gspo" ? 6 : 4); // its edges lie close to 1
     const dual = (lower, floor) => (c && A < 0 ? `max(${lower}, ${floor})` : lower);
     const formula = dual(`min(${name} A, clip(${name}, ${range}) A)`, `${num(c ?? 0)} A`);
-    const inNumbers = dual(`min(${num(plain)}, ${num(bound)})`, num((c ?? 0) * A));
-    list.push(["Objective", `${formula} = ${inNumbers} = ${num(term)}`]);
+    const inNumbers = dual(`min(${show(plain)}, ${show(bound)})`, show((c ?? 0) * A));
+    list.push(["Objective", `${formula} = ${inNumbers} = ${show(term)}`]);
     const why = A === 0 ? "A is 0" : own === 0 ? "the constant is chosen" : `${name} A is chosen`;
     return `${why}: ∂/∂${LOG_PI}${own === 0 ? " = 0" : ""}`;
   };
   ({
-    reinforce: () => list.push(["Objective", `A ${LOG_PI} = ${a} × ${inside(logp)} = ${num(term)}`],
+    reinforce: () => list.push(["Objective", `A ${LOG_PI} = ${times(A, logp)} = ${num(term)}`],
       ["Its slope", `∂/∂${LOG_PI} = A = ${num(slope)}`]),
-    unclipped: () => list.push(["Objective", `ρ A = ${num(ratio)} × ${a} = ${num(term)}`],
+    unclipped: () => list.push(["Objective", `ρ A = ${times(ratio, A)} = ${num(term)}`],
       ["Its slope", `∂/∂${LOG_PI} = ρ A = ${num(slope)}`]),
-    ppo_clip: () => list.push(["Its slope", gated(ratio, "ρ") + (own === 0 ? "" : ` = ρ A = ${num(own)}`)]),
+    ppo_clip: () => list.push(["Its slope", gated(ratio, "ρ") + (own === 0 ? "" : ` = ρ A = ${times(ratio, A)} = ${num(own)}`)]),
     gspo: () => {
-      list.push(["Sequence ρ(y)", `exp(mean of ${LOG_PI} − ${OLD} over ${size}) = exp(${num(found.meanLogRatio)}) = ${num(found.rho)}`]);
-      const one = ` = ρ(y) A / |y| = ${num(found.rho)} × ${a} / ${size} = ${num(own / size)}`;
-      list.push(["Its slope", gated(found.rho, "ρ(y)") + (own === 0 ? "" : one)]);
+      const mean = enough([found.meanLogRatio], (log) => Math.exp(bounded(log)));
+      list.push(["Sequence ρ(y)", `exp(mean of ${LOG_PI} − ${OLD} over ${size}) = exp(${mean}) = ${num(found.rho, 6)}`]);
+      const one = gated(found.rho, "ρ(y)");
+      const [p, q] = enough([found.rho, A], (u, v) => (u * v) / size);
+      list.push(["Its slope", one + (own === 0 ? "" : ` = ρ(y) A / |y| = ${p} × ${inside(q)} / ${size} = ${num(own / size)}`)]);
       if (own === 0 && !row.per_token) return;
       slopeName = "summed slope";
       list.push(["Summed slope", row.per_token
         ? `ρ(y) A_{t} / |y| over all tokens t of the response whose ρ(y) A_{t} is chosen: ${num(slope)}`
-        : `the term stands on each of the ${tokens(size)}: ${size} × ${inside(own / size)} = ${num(slope)}`]);
+        : `the term stands on each of the ${tokens(size)}: ${times(size, own / size)} = ${num(slope)}`]);
     },
-    cispo: () => list.push(["Objective", `[clip(ρ, ${range})] A ${LOG_PI} = ${num(clip(ratio))} × ${a} × ${inside(logp)} = ${num(term)}`],
-      ["Its slope", `[ ] is a constant: ∂/∂${LOG_PI} = ${num(clip(ratio))} × ${a} = ${num(slope)}`]),
+    cispo: () => list.push(["Objective", `[clip(ρ, ${range})] A ${LOG_PI} = ${times(clip(ratio), A, logp)} = ${num(term)}`],
+      ["Its slope", `[ ] is a constant: ∂/∂${LOG_PI} = ${times(clip(ratio), A)} = ${num(slope)}`]),
     sapo: () => {
       const tau = A > 0 ? row.knobs.tau_pos : row.knobs.tau_neg;
       const gate = 1 / (1 + Math.exp(-tau * (ratio - 1)));
-      list.push(["Objective", `(4/τ) σ(τ(ρ − 1)) A = ${num(4 / tau)} × ${num(gate)} × ${a} = ${num(term)}`],
-        ["Its slope", `4 σ (1 − σ) ρ A = 4 × ${num(gate)} × ${num(1 - gate)} × ${num(ratio)} × ${a} = ${num(slope)}`]);
+      list.push(["Objective", `(4/τ) σ(τ(ρ − 1)) A = ${times(4 / tau, gate, A)} = ${num(term)}`],
+        ["Its slope", `4 σ (1 − σ) ρ A = ${times(4, gate, 1 - gate, ratio, A)} = ${num(slope)}`]);
     },
   })[row.surrogate]();
   const { kl } = found;
   if (row.beta > 0) {
-    const d = num(found.d);
+    const both = (x) => Object.values(KL[row.estimator](x));
+    const [d] = enough([found.d], both);
     const value = {
       k1: `−d = ${num(kl.value)}`, k2: `½ d^{2} = ${num(kl.value)}`, k3: `e^{d} − 1 − d = ${num(kl.value)}`,
     }[row.estimator];
     const slopes = { k1: "1", k2: "−d", k3: "1 − e^{d}" }[row.estimator];
-    list.push([`KL (${row.estimator})`, `d = log π_{ref} − ${LOG_PI} = ${d}: ${value}, slope ${slopes} = ${num(kl.slope)}`]);
-    list.push(["Token loss", `−objective + β KL = ${num(-term)} + ${num(row.beta)} × ${num(kl.value)} = ${num(found.loss)}`]);
+    list.push([`KL (${row.estimator})`, `d = log π_{ref} − ${LOG_PI} = ${minus(step.ref[token], logp)} = ${d}: ${value}, slope ${slopes} = ${num(kl.slope)}`]);
+    const [one, two, three] = enough([-term, row.beta, kl.value], (u, v, w) => u + v * w);
+    list.push(["Token loss", `−objective + β KL = ${one} + ${two} × ${inside(three)} = ${num(found.loss)} (the row's β)`]);
   } else {
     list.push(["Token loss", `−objective = ${num(-term)}`]);
   }
@@ -345,22 +454,42 @@ export function lines(state, token) {
     mean_per_sequence: "responses × own length", mean_per_token: "tokens of the step",
     mean_fixed_length: "responses × L", sum_per_sequence: "responses",
   }[row.average];
-  list.push(["In the step's loss", `${num(found.loss)} / ${share.includes("×") ? `(${share})` : share} = ${num(found.loss * found.share)} (${divisor})`]);
-  const scale = step.scale.toLocaleString("en-US");
-  const [words, numbers] = row.beta > 0
-    ? [`(${slopeName} − β KL slope)`, `(${num(slope)} − ${num(row.beta)} × ${inside(kl.slope)})`]
-    : [slopeName, num(slope)];
   const divided = share.includes("×") ? `(${share})` : share;
-  list.push(["Weight", `${words} / ${divided} × ${scale} = ${numbers} / ${divided} × ${scale} = ${found.weight > 0 ? "+" : ""}${num(found.weight)}`]);
-  return list;
+  const [whole, here, what] = row.average === "mean_per_token" ? [all, step.texts.length, "tokens"]
+    : [sequences, step.responses.length, "responses"];
+  const part = here < whole ? `; ${here} of the step's ${whole} ${what} are shown` : "";
+  const [loss] = enough([found.loss], (x) => x * found.share);
+  list.push(["In the step's loss", `${loss} / ${divided} = ${num(found.loss * found.share)} (${divisor}${part})`]);
+  const scale = step.scale.toLocaleString("en-US");
+  const push = (x, beta, z) => (x - beta * z) * found.share * step.scale;
+  const [s, beta, z] = enough([slope, row.beta, row.beta > 0 ? kl.slope : 0], push);
+  const [words, numbers] = row.beta > 0 ? [`(${slopeName} − β KL slope)`, `(${s} − ${beta} × ${inside(z)})`]
+    : [slopeName, s];
+  list.push(["Weight", `${words} / ${divided} × ${scale} = ${numbers} / ${divided} × ${scale} = ${plus(found.weight)}`]);
+  return [...list, ...ends];
+}
+
+// The compared algorithm's weight of the token.
+function besides(state, token) {
+  const { step, algorithm, compare, update } = state;
+  if (compare === "none") return [];
+  const [one, two] = [algorithm, compare].map((key) => rowOf(step, key));
+  const [a, b] = [one, two].map((row) => row.weights[update - 1][token]);
+  const gate = two.gates[update - 1][token];
+  const lists = differences(state);
+  const why = Object.entries({
+    turned: "another sign or clip", kl: "only the KL differs",
+  }).find(([kind]) => lists[kind].includes(token));
+  const times = a !== 0 && b / a > 0 ? `, × ${num(b / a)} of ${one.label}'s` : "";
+  return [[`${two.label}'s weight`, `${plus(b)}${times}${gate === "." ? "" : `, ${GATES[gate]}`}${why ? ` (${why[1]})` : ""}`]];
 }
 
 // --- drawing -------------------------------------------------------------------------------
 
 const LOOK = `
-  .inspector { display: grid; gap: 10px; }
+  .inspector { display: grid; grid-template-columns: minmax(0, 1fr); gap: 10px; }
   .scroll {
-    max-height: 436px; overflow-y: auto; border: 1px solid var(--line); border-radius: 5px;
+    max-height: min(436px, 80vh); overflow-y: auto; border: 1px solid var(--line); border-radius: 5px;
     padding: 0 8px 8px; overscroll-behavior: contain;
   }
   .group { padding-top: 8px; }
@@ -368,12 +497,11 @@ const LOOK = `
     position: sticky; top: 0; z-index: 1; margin: 0 -8px; padding: 5px 8px 4px;
     background: var(--paper); display: flex; flex-wrap: wrap; gap: 2px 10px; align-items: baseline;
   }
-  .head.tall { position: static; }
-  .head b { font-weight: 600; }
+  .head b { font-weight: 600; overflow-wrap: anywhere; }
   .badge { color: var(--soft); font-size: 13px; }
   .response { display: flex; gap: 8px; align-items: stretch; padding: 2px 0; }
   .fact {
-    flex: none; width: 62px; font-size: 12px; line-height: 1.35; color: var(--ink);
+    flex: none; min-width: 62px; font-size: 12px; line-height: 1.35; color: var(--ink);
     font-variant-numeric: tabular-nums; align-self: center;
   }
   .fact span { color: var(--soft); display: block; }
@@ -382,6 +510,7 @@ const LOOK = `
     display: grid; justify-items: center; align-content: center; gap: 0; min-width: 42px;
     padding: 1px 3px 2px; border: 1px solid var(--grid); border-radius: 3px; line-height: 1.3;
     font-size: 12px; color: var(--ink); background: var(--paper); cursor: pointer;
+    scroll-margin: 40px 4px 6px;
   }
   .cell, .ramp { forced-color-adjust: none; } /* the colours are the numbers */
   .cell:hover { border-color: var(--ink); }
@@ -392,30 +521,30 @@ const LOOK = `
     background-image: repeating-linear-gradient(45deg, var(--hatch) 0 1.5px, transparent 1.5px 6px);
     background-color: var(--dead); border: 1px dashed var(--ink);
   }
-  .cell.clip span { background: var(--dead); padding: 0 3px; color: var(--ink); }
-  .cell.differs { box-shadow: inset 0 -3px 0 var(--ink); }
+  .cell.clip span { background-color: inherit; padding: 0 3px; }
+  .cell.differs { border-bottom: 3px solid var(--ink); padding-bottom: 0; }
   .cell.chosen { outline: 2.5px solid var(--ink); outline-offset: 0; }
   .cell.chosen:focus-visible { outline: 3px solid var(--focus); outline-offset: 2px; }
   .cell.rest { background: none; color: var(--soft); border-color: transparent; cursor: default; }
   .cell.rest .number { visibility: hidden; }
   .gone { display: none; }
   .scale { display: flex; flex-wrap: wrap; gap: 4px 14px; font-size: 13px; align-items: center; }
-  .ramp { display: inline-flex; border: 1px solid var(--line); border-radius: 3px; overflow: hidden; }
+  .ramp { display: inline-flex; flex-wrap: wrap; border: 1px solid var(--line); border-radius: 3px; overflow: hidden; }
   .ramp span { padding: 0 7px; font-variant-numeric: tabular-nums; }
-  .key { display: inline-flex; gap: 5px; align-items: center; }
+  .key { display: inline-flex; flex-wrap: wrap; gap: 2px 5px; align-items: center; }
   .key .cell { cursor: default; min-width: 22px; height: 14px; padding: 0; }
   .detail { border: 1px solid var(--line); border-radius: 5px; padding: 8px 12px 10px; }
   .detail h3 { margin: 0 0 5px; font-size: 14px; font-weight: 600; }
   .detail dl { margin: 0; display: grid; grid-template-columns: 122px minmax(0, 1fr); gap: 2px 10px; }
   .detail dt { color: var(--soft); }
   .detail dd { margin: 0; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
-  .detail dd:last-of-type { font-weight: 600; }
+  .detail .weight { font-weight: 600; }
   .detail sub, .detail sup { font-size: 0.78em; line-height: 0; }
   .empty { padding: 14px 4px 6px; margin: 0; }
   @container (max-width: 480px) {
     .detail dl { grid-template-columns: minmax(0, 1fr); gap: 0; }
     .detail dd { margin-bottom: 4px; }
-    .fact { width: 50px; }
+    .fact { min-width: 50px; }
   }
 `;
 
@@ -439,9 +568,9 @@ const SHOWN = {
     const value = row.weights[state.update - 1][i];
     return { text: signed(value), share: value / row.largest };
   },
-  ratio: ({ step, update }, row, i) => {
-    const log = step.logp[update - 1][i] - step.old[i];
-    return { text: fixed(Math.exp(log), 2), share: log / Math.log(1.5) };
+  ratio: (state, row, i) => {
+    const log = bounded(logRatio(state, i));
+    return { text: sizeOf(Math.exp(log)), share: log / Math.log(1.5) };
   },
   advantage: (state, row, i) => {
     const value = row.advantages[row.per_token ? i : state.step.of[i]];
@@ -449,9 +578,28 @@ const SHOWN = {
   },
   probability: ({ step, update }, row, i) => {
     const value = Math.exp(step.logp[update - 1][i]);
-    return { text: fixed(value, 2), share: value };
+    return { text: sizeOf(value), share: value };
+  },
+  factor: (state, row, i, middle) => {
+    if (state.compare === "none") return { text: "–", share: 0 };
+    const [a, b] = weightsOf(state).map((weights) => weights[i]);
+    if (a === 0) return b === 0 ? { text: "0", share: 0 } : { text: "from 0", share: 1 };
+    const factor = b / a;
+    const text = factor === 0 ? "×0" : `×${factor < 0 ? "−" : ""}${sizeOf(factor)}`;
+    return { text, share: factor > 0 ? Math.log(factor / middle) / Math.log(4) : -1 };
   },
 };
+const weightsOf = ({ step, algorithm, compare, update }) =>
+  [algorithm, compare].map((key) => rowOf(step, key).weights[update - 1]);
+
+// The median factor from the chosen algorithm's weights to the compared one's: where the colours of
+// the factors begin.
+function middleOf(state) {
+  if (state.show !== "factor" || state.compare === "none") return 1;
+  const [one, two] = weightsOf(state);
+  const factors = one.map((a, i) => two[i] / a).filter((x) => x > 0 && x < Infinity).sort((x, y) => x - y);
+  return factors[Math.floor(factors.length / 2)] ?? 1;
+}
 const steps = (top) => [-1, -0.5, 0, 0.5, 1].map((share) => {
   const value = Number((share * top).toPrecision(3));
   return [share, `${value > 0 ? "+" : ""}${value}`.replace("-", "−")];
@@ -461,8 +609,20 @@ const RAMPS = {
   ratio: () => [[-1, "0.67"], [-0.5, "0.82"], [0, "1"], [0.5, "1.22"], [1, "1.5"]],
   advantage: ({ largestAdvantage }) => steps(largestAdvantage),
   probability: () => [[0, "0"], [0.25, "0.25"], [0.5, "0.5"], [0.75, "0.75"], [1, "1"]],
+  factor: (row, middle) =>
+    [-1, -0.5, 0, 0.5, 1].map((share) => [share, `×${sizeOf(middle * 4 ** share)}`]),
 };
-const NAMES = { weight: "weight", ratio: "ratio ρ", advantage: "advantage A", probability: "probability π" };
+const NAMES = {
+  weight: "weight", ratio: "ratio ρ", advantage: "advantage A", probability: "probability π",
+  factor: "compared weight",
+};
+// The same with its unit, for the legend.
+function legendOf({ step, algorithm, compare, show }) {
+  if (show === "weight") return `weight × ${step.scale.toLocaleString("en-US")}`;
+  if (show !== "factor") return NAMES[show];
+  const [one, two] = [algorithm, compare].map((key) => rowOf(step, key).label);
+  return compare === "none" ? "choose an algorithm to compare with" : `${two}'s weight ÷ ${one}'s`;
+}
 // Whether the filter keeps a token of this response.
 const FILTERS = {
   all: () => true,
@@ -481,17 +641,14 @@ function visible(state) {
     Array.from({ length: to - from }, (_, t) => FILTERS[state.filter](state, row, from + t, response)));
 }
 
-// The chosen token is one that the filter shows, if it shows any.
-export function react(key, given) {
-  if (!["filter", "algorithm", "update"].includes(key)) return {};
-  const state = fitted(given);
-  const open = visible(state);
-  return open[state.token] || !open.includes(true) ? {} : { token: open.indexOf(true) };
-}
+// The chosen token, or while the filter hides it the first one that is shown.
+const seenOf = ({ token }, open) =>
+  (open[token] || !open.includes(true) ? token : open.indexOf(true));
+
 const NONE = {
   clipped: (row) => ({
-    clipped: "No token is clipped at this update.", bounded: "No ratio is bounded at this update.",
-  }[hatched(row)] ?? "This algorithm has no clip."),
+    bounded: "No ratio is bounded at this update.", "": "This algorithm has no clip.",
+  }[hatched(row)] ?? "No token is clipped at this update."),
   alike: () => "The shown groups have contrast.",
   end: () => "No shown response has an end token.",
   all: () => "",
@@ -516,68 +673,76 @@ function prepared(data) {
   return { ...data, of, rows };
 }
 
+// What a cut text's tip says.
+const whole = (words, most) => (cut(words, most) === words ? null : words);
+
 // One view of the widget: built once for its data, then only changed, so that the focus stays.
 function build(data) {
   const step = prepared(data);
-  const view = { data, step, now: null, set: null, visible: [], token: null };
+  const view = { data, step, now: null, set: null, visible: [], seen: null };
   view.cells = step.texts.map((text, i) => {
-    const token = html("span", { class: text.length > 4 ? "token long" : "token" }, text);
+    const token = html("span", { class: text.length > 4 ? "token long" : "token" }, cut(text));
     const number = html("span", { class: "number" });
-    const node = html("button", { type: "button", class: "cell", tabindex: -1, ...KEEP_OWN_KEYS }, token, number);
+    const look = { type: "button", class: "cell", role: "gridcell", tabindex: -1, title: whole(text) };
+    const node = html("button", { ...look, ...KEEP_OWN_KEYS }, token, number);
     node.addEventListener("click", () => view.choose(i));
     node.addEventListener("keydown", (event) => move(view, i, event));
     return { node, number, name: "" };
   });
-  view.responses = step.responses.map(({ span, reward, answer }) => {
+  view.responses = step.responses.map(({ span, reward, answer }, i) => {
     const advantage = html("span", {});
-    const fact = html("div", { class: "fact" }, `r = ${fixed(reward, 2)}`, advantage);
-    const cells = html("div", { class: "cells" }, ...view.cells.slice(...span).map(({ node }) => node));
-    const name = { role: "group", "aria-label": `response ${answer}, reward ${fixed(reward, 2)}` };
-    return { node: html("div", { class: "response", ...name }, fact, cells), advantage };
+    const name = `response ${(i % step.group) + 1} of ${step.group}: ${answer}, reward ${rewardText(reward)}`;
+    const named = { role: "rowheader", "aria-label": name };
+    const fact = html("div", { class: "fact", ...named }, `r = ${rewardText(reward)}`, advantage);
+    const cells = html("div", { class: "cells", role: "none" }, ...view.cells.slice(...span).map(({ node }) => node));
+    return { node: html("div", { class: "response", role: "row", "aria-label": name }, fact, cells), advantage };
   });
   view.groups = step.groups.map((group, i) => {
-    const badge = html("span", { class: "badge" });
-    const look = group.prompt.length > 160 ? "head tall" : "head"; // a long one may scroll away
-    const head = html("div", { class: look }, html("b", {}, group.prompt), badge);
+    const badge = html("span", { class: "badge", role: "gridcell" });
+    const prompt = html("b", { role: "rowheader", title: whole(group.prompt, 120) }, cut(group.prompt, 120));
+    const head = html("div", { class: "head", role: "row" }, prompt, badge);
     const members = view.responses.slice(i * step.group, (i + 1) * step.group);
-    const name = { role: "group", "aria-label": `prompt ${group.label}` };
+    const name = { role: "rowgroup", "aria-label": `prompt ${group.label}` };
     return { badge, head, node: html("div", { class: "group", ...name }, head, ...members.map(({ node }) => node)) };
   });
   view.empty = html("p", { class: "empty gone" });
-  view.scroll = html("div", { class: "scroll", role: "group", "aria-label": "Tokens of the step" },
-    ...view.groups.map(({ node }) => node), view.empty);
+  view.scroll = html("div", { class: "scroll", role: "grid", "aria-label": "Tokens of the step" },
+    ...view.groups.map(({ node }) => node));
   view.scale = html("div", { class: "scale" });
   view.detail = html("div", { class: "detail", role: "group", "aria-label": "The chosen token's loss" });
-  view.node = html("div", { class: "inspector" }, html("style", {}, LOOK), view.scale, view.scroll, view.detail);
+  view.node = html("div", { class: "inspector" }, html("style", {}, LOOK), view.scale, view.scroll, view.empty, view.detail);
   view.choose = (i) => {
     if (!view.visible[i]) return;
     view.set({ token: i });
-    view.cells[i].node.focus({ preventScroll: true });
+    const { node } = view.cells[i];
+    node.focus({ preventScroll: true });
+    node.scrollIntoView({ block: "nearest", inline: "nearest" }); // the page too, if it is small
   };
   return view;
 }
 
 // Scrolls the tokens, never the page, until the chosen one is in sight below its prompt, with its
 // whole group if that fits.
-function bringIntoSight({ scroll, cells, groups, step, token }) {
+function bringIntoSight({ scroll, cells, groups, step, seen: token }) {
   const { node, head } = groups[Math.floor(step.of[token] / step.group)];
   const boxes = [cells[token].node, node, head, scroll].map((part) => part.getBoundingClientRect());
   const [cell, around, prompt, box] = boxes;
   if (cell.height === 0 || box.height === 0) return; // filtered out, or not yet in the page
-  const covered = head.classList.contains("tall") ? 0 : prompt.height + 3;
+  const covered = prompt.height + 3;
   if (cell.top >= box.top + covered && cell.bottom <= box.bottom) return;
   const whole = around.height < box.height - 8;
   scroll.scrollTop += (whole ? around.top : cell.top - covered) - box.top - 1;
 }
 
 // Left and right move over the tokens that the filter shows, up and down to the response before
-// and after, Home and End to the response's ends.
+// and after, Page Up and Page Down to the prompt before and after, Home and End to the response's
+// ends, with Ctrl to the first and last token.
 function move(view, i, event) {
   const { step, visible: open } = view;
   const { of, responses } = step;
   const column = i - responses[of[i]].span[0];
-  const along = (from, by) => {
-    for (let at = from; at >= 0 && at < open.length; at += by) if (open[at]) return at;
+  const along = (from, by, fits = () => true) => {
+    for (let at = from; at >= 0 && at < open.length; at += by) if (open[at] && fits(at)) return at;
     return i;
   };
   const across = (by) => {
@@ -589,13 +754,22 @@ function move(view, i, event) {
     }
     return i;
   };
+  const beyond = (by) => {
+    const group = (at) => Math.floor(of[at] / step.group);
+    const next = along(by > 0 ? i + 1 : i - 1, by, (at) => group(at) !== group(i));
+    return open.findIndex((on, at) => on && group(at) === group(next));
+  };
   const [from, to] = responses[of[i]].span;
-  const target = {
+  const jump = event.ctrlKey || event.metaKey;
+  const target = jump ? {
+    Home: () => along(0, 1), End: () => along(open.length - 1, -1),
+  }[event.key] : {
     ArrowRight: () => along(i + 1, 1), ArrowLeft: () => along(i - 1, -1),
     ArrowDown: () => across(1), ArrowUp: () => across(-1),
+    PageDown: () => beyond(1), PageUp: () => beyond(-1),
     Home: () => along(from, 1), End: () => along(to - 1, -1),
   }[event.key];
-  if (!target || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (!target || event.altKey) return;
   event.preventDefault();
   event.stopPropagation();
   view.choose(target());
@@ -608,34 +782,39 @@ function redraw(view, dark) {
   const state = fitted({ ...view.now, step });
   const row = rowOf(step, state.algorithm);
   const gates = row.gates[state.update - 1];
-  const differs = new Set(differences(state));
+  const differs = new Set(differences(state).turned);
   const show = SHOWN[state.show];
   view.visible = visible(state);
-  let reachable = state.token;
-  if (!view.visible[reachable]) reachable = view.visible.indexOf(true);
+  const seen = seenOf(state, view.visible);
+  const middle = middleOf(state);
   view.cells.forEach(({ node, number }, i) => {
     const shown = view.visible[i];
-    const { text, share } = show(state, row, i);
-    const cut = gates[i] !== ".";
+    const { text, share } = show(state, row, i, middle);
+    const gated = gates[i] !== ".";
     const { fill, ink } = signedColor(share, 1, dark);
     let look = "cell";
     if (!shown) look += " rest";
-    else if (cut) look += " clip";
+    else if (gated) look += " clip";
     if (shown && differs.has(i)) look += " differs";
-    if (i === state.token) look += " chosen";
+    if (i === seen) look += " chosen";
     if (node.className !== look) node.className = look;
-    const paint = shown && !cut ? `background-color:${fill};color:${ink}` : "";
+    const paint = shown && (!gated || share !== 0) ? `background-color:${fill};color:${ink}` : "";
     if (node.getAttribute("style") !== paint) node.setAttribute("style", paint);
     if (number.textContent !== text) number.textContent = text;
-    const index = i === reachable ? 0 : -1;
+    const index = i === seen && shown ? 0 : -1;
     if (node.tabIndex !== index) node.tabIndex = index;
+    const [from, to] = step.responses[step.of[i]].span;
     const said = [
-      `token ${step.texts[i]}`, `${NAMES[state.show]} ${text}`, cut ? GATES[gates[i]] : "",
-      differs.has(i) ? "differs" : "",
+      `${cut(step.texts[i])}, token ${i - from + 1} of ${to - from}`, `${NAMES[state.show]} ${text}`,
+      gated ? GATES[gates[i]] : "", differs.has(i) ? "differs" : "",
     ].filter(Boolean).join(", ");
     if (view.cells[i].name !== said) node.setAttribute("aria-label", (view.cells[i].name = said));
-    const chosen = String(i === state.token);
-    if (node.getAttribute("aria-pressed") !== chosen) node.setAttribute("aria-pressed", chosen);
+    const chosen = String(i === seen);
+    if (node.getAttribute("aria-selected") !== chosen) {
+      node.setAttribute("aria-selected", chosen);
+      node.toggleAttribute("aria-describedby", i === seen);
+      if (i === seen) node.setAttribute("aria-describedby", "inspector-slope inspector-weight");
+    }
   });
   view.responses.forEach(({ node, advantage }, r) => {
     const [from, to] = step.responses[r].span;
@@ -650,11 +829,12 @@ function redraw(view, dark) {
   });
   const nothing = !view.visible.includes(true);
   view.empty.classList.toggle("gone", !nothing);
+  view.scroll.classList.toggle("gone", nothing);
   view.empty.textContent = NONE[state.filter](row);
   drawScale(view, state, row, dark);
-  drawDetail(view, state);
-  if (view.token !== state.token) {
-    view.token = state.token;
+  drawDetail(view, { ...state, token: seen });
+  if (view.seen !== seen) {
+    view.seen = seen;
     if (view.node.isConnected) bringIntoSight(view);
     else requestAnimationFrame(() => bringIntoSight(view));
   }
@@ -674,7 +854,7 @@ function remark({ step }, row, g) {
 }
 
 function drawScale(view, state, row, dark) {
-  const ramp = RAMPS[state.show](row).map(([share, words]) => {
+  const ramp = RAMPS[state.show](row, middleOf(state)).map(([share, words]) => {
     const { fill, ink } = signedColor(share, 1, dark);
     return html("span", { style: `background-color:${fill};color:${ink}` }, words);
   });
@@ -682,9 +862,9 @@ function drawScale(view, state, row, dark) {
     html("span", { class: `cell ${look}`, "aria-hidden": "true" }), words);
   const clip = hatched(row);
   view.scale.replaceChildren(
-    html("span", { class: "key" }, NAMES[state.show], html("span", { class: "ramp" }, ...ramp)),
+    html("span", { class: "key" }, legendOf(state), html("span", { class: "ramp" }, ...ramp)),
     ...(clip ? [key("clip", clip)] : []),
-    ...(state.compare === "none" ? [] : [key("differs", `${rowOf(view.step, state.compare).label} differs`)]),
+    ...(state.compare === "none" ? [] : [key("differs", `other sign or clip under ${rowOf(view.step, state.compare).label}`)]),
   );
 }
 
@@ -693,10 +873,13 @@ function drawDetail(view, state) {
   const response = view.step.of[i];
   const { span, answer } = view.step.responses[response];
   const group = view.step.groups[Math.floor(response / view.step.group)];
-  const title = `“${view.step.texts[i]}”, token ${i - span[0] + 1} of ${span[1] - span[0]} in “${group.label} → ${answer}”`
+  const size = view.step.group;
+  const place = `token ${i - span[0] + 1} of ${span[1] - span[0]} in response ${(response % size) + 1} of ${size}`;
+  const title = `“${cut(view.step.texts[i])}”, ${place}, “${group.label} → ${answer}”`
     + (view.visible[i] ? "" : ", outside the filter");
+  const marks = { "Its slope": { id: "inspector-slope" }, Weight: { id: "inspector-weight", class: "weight" } };
   const rows = lines(state, i).flatMap(([name, words]) => [
-    html("dt", {}, ...formula(name)), html("dd", {}, ...formula(words)),
+    html("dt", {}, ...formula(name)), html("dd", marks[name], ...formula(words)),
   ]);
   view.detail.replaceChildren(html("h3", {}, title), html("dl", {}, ...rows));
 }
@@ -715,4 +898,4 @@ function draw(state, { dark, set }) {
   return view.node;
 }
 
-export default widget({ title: "Step inspector", draw, sentence, note, react });
+export default widget({ title: "Step inspector", draw, sentence, note });

@@ -13,6 +13,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
@@ -38,8 +39,10 @@ from lectures.widgets.still import (
     fixed,
     signed_color,
 )
+from llm_trainer.config import RunError
 from llm_trainer.record import Record, load_record
 from policy_gradients.algorithms import ALGORITHMS, Algorithm
+from policy_gradients.ratios import largest_log_ratio
 
 REFERENCE_RUNS = Path(__file__).parents[1] / "reference_runs"
 REFERENCE = REFERENCE_RUNS / "tiny_grpo_step_0050.json"
@@ -48,12 +51,16 @@ ROW = 29  # of the still, screen pixels
 AS_IT_IS = {"parse_math": False}  # a token may hold dollar signs
 SHOWS = {
     "weight": "weight", "ratio": "ratio ρ", "advantage": "advantage A",
-    "probability": "probability π",
+    "probability": "probability π", "factor": "compared weight",
 }  # fmt: skip
 FILTERS = {
     "all": "all tokens", "clipped": "clipped or bounded", "alike": "no-contrast groups",
     "end": "end tokens",
 }  # fmt: skip
+LIMIT = largest_log_ratio(torch.float64)
+FACTOR = 1.1  # a weight has changed if it is more than this many times larger or smaller
+RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+TEXT = 24  # characters of a token that are shown
 # What the hatching of a surrogate says; a surrogate without a clip has no hatching.
 HATCHED = {"cispo": "bounded", "reinforce": "", "unclipped": "", "sapo": ""}
 
@@ -74,14 +81,15 @@ class _UpdateOfThisRecord(Slider):
         return described | ({"kind": "data"} if widget.updates == 1 else {})
 
 
-def _as_given(value: Any) -> Any:
-    """Set by the constructor, from a record that was checked there."""
-    if not isinstance(value, dict):
+class _StepOfThisRecord(Data):
+    """Set once, by the constructor, from a record that was checked there."""
+
+    def validate(self, obj: "StepInspector", value: Any) -> Any:
+        if not obj._ready or value == obj.step:
+            return value
         raise InvalidValueError(
-            f"step comes from the record: make a new StepInspector instead of setting it to "
-            f"{value!r}"
+            "step comes from the record and cannot be set: make a new StepInspector(record)"
         )
-    return value
 
 
 class _TokenOfThisRecord(Data):
@@ -105,9 +113,12 @@ class StepInspector(LectureWidget):
                 tokens are drawn; `record.take([3, 7])` chooses others
     algorithm : a name in ALGORITHMS, a row (`dataclasses.replace(ALGORITHMS["grpo"], …)`), or a
                 loss with the signature of `grpo_loss`
-    compare   : a second one: tokens whose sign or clip state differs are marked and counted
+    compare   : a second one. Counted apart are tokens with another sign or clip (also marked),
+                those that differ only by the KL, and those whose weight without the KL is more
+                than 1.1 times larger or smaller. `show="factor"` writes its weight ÷ this one's
     update    : which of the updates on the step's samples, from 1; default: the last
-    token     : which token's loss is written out, from 0; default: the one pushed most
+    token     : which token's loss is written out, from 0; default: the one pushed most. While a
+                filter hides it, the first token that is shown takes its place
 
     Raises RecordError for what is no record, ValueError for an algorithm that cannot be computed
     on it (its message says why), InvalidValueError for the rest.
@@ -120,8 +131,8 @@ class StepInspector(LectureWidget):
     update = _UpdateOfThisRecord(4, "Update of the step", low=1, high=4, step=1, digits=0)
     show = Choice("weight", "Cells show", SHOWS)
     filter = Choice("all", "Filter", FILTERS)
-    token = _TokenOfThisRecord(0, _as_given)
-    step = Data({}, _as_given)
+    token = _TokenOfThisRecord(0, None)
+    step = _StepOfThisRecord({}, None)
     still_height = 600
     examples: ClassVar = [
         {},
@@ -140,6 +151,8 @@ class StepInspector(LectureWidget):
         compare: str | Own = "none",
         **state: Any,
     ):
+        if "step" in state:
+            raise TypeError("StepInspector takes no step: it comes from the record, given first")
         whole = load_record(REFERENCE if record is None else record)
         shown = fitting(whole)
         self._record = shown
@@ -150,7 +163,10 @@ class StepInspector(LectureWidget):
         }
         for key in {*chosen.values()} - {"none"}:
             if key in algorithms:
-                row(tensors(shown), algorithms[key])  # says why, if it cannot be computed
+                try:
+                    row(tensors(shown), algorithms[key])  # says why, if it cannot be computed
+                except (RunError, ValueError) as error:
+                    raise InvalidValueError(str(error)) from None
         rows = weights(shown, algorithms)
         options = {r["key"]: r["label"] for r in rows}
         self.offer("algorithm", options)
@@ -170,14 +186,17 @@ class StepInspector(LectureWidget):
     def numbers(self) -> dict[str, Any]:
         """Of the present state: weight and ratio of each token, and which tokens differ."""
         found = self._row()
-        exact = row(tensors(self._record), self._algorithms[self.algorithm], exact=True)
-        source = exact if found["formula"] else found
-        old, logp = self.step["old"], self.step["logp"][self.update - 1]
         return {
-            "weight": source["weights"][self.update - 1],
-            "ratio": [math.exp(a - b) for a, b in zip(logp, old, strict=True)],
+            "weight": self.weights if found["formula"] else found["weights"][self.update - 1],
+            "ratio": [self._ratio(i) for i in range(self.tokens)],
             "differs": self._differences(),
         }
+
+    @property
+    def weights(self) -> list[float]:
+        """Present gradient weight of each shown token: −∂loss/∂log π · step["scale"]."""
+        exact = row(tensors(self._record), self._algorithms[self.algorithm], exact=True)
+        return exact["weights"][self.update - 1]
 
     @property
     def sentence(self) -> str:
@@ -189,39 +208,27 @@ class StepInspector(LectureWidget):
         response = self._response(largest)
         label = step["groups"][response // step["group"]]["label"]
         answer = step["responses"][response]["answer"]
-        where = f"“{step['texts'][largest]}” in “{label} → {answer}”"
+        where = f"“{_cut(step['texts'][largest])}” in “{label} → {answer}”"
         push = (
             f"the largest push is {_signed(numbers[largest])} on {where}"
             if numbers[largest]
             else "nothing is pushed"
         )
-        other = ""
-        if self.compare != "none":
-            count = _tokens(len(self._differences()))
-            other = (
-                f" {self._row(self.compare)['label']} treats {count} differently (sign or clip)."
-            )
         return (
-            f"{found['label']}, {when}: {self._clipped(found)}{self._idle(found)}; {push}.{other}"
+            f"{found['label']}, {when}: {self._clipped(found)}{self._idle(found)}; {push}."
+            f"{self._compared()}"
         )
 
     @property
     def note(self) -> str:
         found = self._row()
-        hatched = HATCHED.get(found["surrogate"], "clipped")
+        hatched = _hatched(found)
         return (
             f"{found['note']} {self.step['source']}. Weight: −∂loss/∂log π × "
             f"{self.step['scale']:,.0f}; + pushes up the token's probability. "
             f"{f'Hatched: {hatched}. ' if hatched else ''}Click a token, or use the arrow keys: "
             "its loss is written out below the tokens."
         ).lstrip()
-
-    def react(self, key: str) -> dict[str, Any]:
-        """The chosen token is one that the filter shows, if it shows any."""
-        if key not in ("filter", "algorithm", "update"):
-            return {}
-        shown = self._visible()
-        return {"token": shown[0]} if shown and self.token not in shown else {}
 
     def _visible(self) -> list[int]:
         step, gates = self.step, self._row()["gates"][self.update - 1]
@@ -238,6 +245,15 @@ class StepInspector(LectureWidget):
                 shown += [token] if keep[self.filter] else []
         return shown
 
+    def _seen(self) -> int:
+        """The chosen token, or while the filter hides it the first one that is shown."""
+        shown = self._visible()
+        return self.token if self.token in shown or not shown else shown[0]
+
+    def _ratio(self, token: int) -> float:
+        log = self.step["logp"][self.update - 1][token] - self.step["old"][token]
+        return math.exp(min(max(log, -LIMIT), LIMIT))
+
     def _row(self, key: str | None = None) -> dict[str, Any]:
         key = self.algorithm if key is None else key
         return next(r for r in self.step["rows"] if r["key"] == key)
@@ -253,17 +269,53 @@ class StepInspector(LectureWidget):
         numbers = found["weights"][self.update - 1]
         return max(range(len(numbers)), key=lambda i: abs(numbers[i]))
 
-    def _differences(self) -> list[int]:
+    def _differences(self) -> dict[str, list[int]]:
+        """Tokens that the compared algorithm treats otherwise, each in one of three lists.
+
+        turned: another sign, without the KL, or another clip state; factor: without the KL more
+        than FACTOR times larger or smaller; kl: neither, and yet the weights differ as much
+        """
+        lists: dict[str, list[int]] = {"turned": [], "factor": [], "kl": []}
         if self.compare == "none":
-            return []
-        at, pair = self.update - 1, (self._row(), self._row(self.compare))
-        signs = [[(x > 0) - (x < 0) for x in found["weights"][at]] for found in pair]
-        gates = [found["gates"][at] for found in pair]
-        return [
-            i
-            for i in range(len(signs[0]))
-            if signs[0][i] != signs[1][i] or gates[0][i] != gates[1][i]
-        ]
+            return lists
+        at, (one, two) = self.update - 1, (self._row(), self._row(self.compare))
+        bare = [(found["bare"] or found["weights"])[at] for found in (one, two)]
+        for i, (a, b) in enumerate(zip(*bare, strict=True)):
+            if one["gates"][at][i] != two["gates"][at][i] or _sign(a) != _sign(b):
+                lists["turned"].append(i)
+            elif _changed(a, b):
+                lists["factor"].append(i)
+            elif _changed(one["weights"][at][i], two["weights"][at][i]):
+                lists["kl"].append(i)
+        return lists
+
+    def _compared(self) -> str:
+        """What the compared algorithm changes, in words."""
+        if self.compare == "none":
+            return ""
+        at, (one, two) = self.update - 1, (self._row(), self._row(self.compare))
+        turned, factor, kl = self._differences().values()
+        parts = []
+        if turned:
+            parts.append(
+                f"{_tokens(len(turned))} {'get' if len(turned) > 1 else 'gets'} another sign or "
+                "clip"
+            )
+        if kl:
+            parts.append(
+                f"{_tokens(len(kl))} {'differ' if len(kl) > 1 else 'differs'} only by the KL"
+            )
+        if factor:
+            a, b = ((found["bare"] or found["weights"])[at] for found in (one, two))
+            factors = [b[i] / a[i] for i in factor]
+            ends = [_size(x) for x in (min(factors), max(factors))]
+            range_ = f"× {ends[0]}" if ends[0] == ends[1] else f"× {ends[0]} to × {ends[1]}"
+            parts.append(
+                f"{_tokens(len(factor))} {'change' if len(factor) > 1 else 'changes'} weight by "
+                f"more than a factor of {FACTOR} ({range_})"
+            )
+        nothing = f"no token changes sign or clip, and no weight by more than a factor of {FACTOR}"
+        return f" Under {two['label']} {', '.join(parts) or nothing}."
 
     def _clipped(self, found: dict[str, Any]) -> str:
         """What the clip did, in words."""
@@ -343,22 +395,29 @@ class StepInspector(LectureWidget):
             top = self._draw_group(axis, members, visible, top, bottom) + 6
         if not visible:
             axis.text(0, 21, "The filter shows no token.", va="center", fontsize=10, color=INK)
-        given, ratio = self._advantage(found, self.token), self.numbers["ratio"][self.token]
-        seen = "framed" if self.token in visible else "outside the filter"
-        words = f"“{short(step['texts'][self.token])}”, {seen}:  ρ = {fixed(ratio, 3)}"
+        token = self._seen()
+        given, ratio = self._advantage(found, token), _size(self._ratio(token), 3)
+        seen = "framed" if token in visible else "outside the filter"
+        words = f"“{_cut(step['texts'][token])}”, {seen}:  ρ = {ratio}"
         if found["surrogate"] == "gspo":
-            span = slice(*step["responses"][self._response(self.token)]["span"])
+            span = slice(*step["responses"][self._response(token)]["span"])
             logs = zip(step["logp"][self.update - 1][span], step["old"][span], strict=True)
             mean = sum(a - b for a, b in logs) / (span.stop - span.start)
-            words += f",  ρ(y) = {fixed(math.exp(mean), 4)}"
-        weight = found["weights"][self.update - 1][self.token]
+            words += f",  ρ(y) = {_size(math.exp(min(max(mean, -LIMIT), LIMIT)), 4)}"
+        weight = found["weights"][self.update - 1][token]
         words += f",  A = {_signed(given)},  weight {_signed(weight, 3)}."
         axis.text(0, still.body - 46, words, va="center", fontsize=9.5, color=INK, **AS_IT_IS)
-        hatched = HATCHED.get(found["surrogate"], "clipped")
-        legend = f"Full colour at ±{brief(self._full(found))}"
+        hatched = _hatched(found)
+        scale = f" (weight × {step['scale']:,.0f})" if self.show == "weight" else ""
+        full = {
+            "ratio": "ratios 0.67 and 1.5", "probability": "1",
+            "factor": f"4 times more and less than × {_size(self._middle())}",
+        }.get(self.show) or f"±{brief(self._full(found))}{scale}"  # fmt: skip
+        legend = f"Full colour at {full}"
         legend += f"; hatched: {hatched}" if hatched else ""
         if self.compare != "none":
-            legend += f"; underlined: {short(self._row(self.compare)['label'])} differs"
+            label = short(self._row(self.compare)["label"])
+            legend += f"; underlined: {label} differs"
         axis.text(0, still.body - 24, f"{legend}.", va="center", fontsize=9.5, color=SOFT)
 
     def _in_still(self, visible: set[int], room: float) -> list[list[int]]:
@@ -368,7 +427,7 @@ class StepInspector(LectureWidget):
         open_ = [not visible.isdisjoint(span) for span in spans]
         groups = [[i for i in range(g * size, (g + 1) * size) if open_[i]]
                   for g in range(len(step["groups"]))]  # fmt: skip
-        chosen = self._response(self.token) // size
+        chosen = self._response(self._seen()) // size
         heights = [34 + ROW * len(members) if members else 0 for members in groups]
         first = last = chosen
         room -= heights[chosen]
@@ -385,7 +444,9 @@ class StepInspector(LectureWidget):
     ) -> float:
         """One prompt and those of its responses; returns where the next one may begin."""
         step, found, at = self.step, self._row(), self.update - 1
-        differs, full = set(self._differences()), self._full(found)
+        differs, full, token = (
+            set(self._differences()["turned"]), self._full(found), self._seen(),
+        )  # fmt: skip
         words = step["groups"][members[0] // step["group"]]["prompt"].replace("\n", " ")
         look = {"va": "center", "fontsize": 10, "color": INK, "fontweight": "bold"} | AS_IT_IS
         axis.text(0, top + 13, words if len(words) < 80 else words[:79] + "…", **look)
@@ -394,18 +455,18 @@ class StepInspector(LectureWidget):
             if top + ROW > bottom:
                 break
             middle = top + ROW / 2 - 2
-            reward = f"r = {fixed(response['reward'], 2)}"
+            reward = f"r = {'−' * (response['reward'] < 0)}{_size(response['reward'])}"
             axis.text(0, middle, reward, va="center", fontsize=9, color=SOFT)
             x = 62
             for i in range(*response["span"]):
-                text = step["texts"][i]
+                text = _cut(step["texts"][i])
                 width = max(44, 6.6 * len(text) + 4)
                 if x + width > PICTURE_WIDTH - 20:
                     axis.text(x + 4, middle, "…", va="center", fontsize=9, color=INK)
                     break
                 shown, value = self._cell(found, i)
                 cut = found["gates"][at][i] != "."
-                fill, ink = (DEAD, INK) if cut else signed_color(value, full)
+                fill, ink = (DEAD, INK) if cut and not value else signed_color(value, full)
                 box = {"facecolor": fill, "edgecolor": HATCH if cut else LINE, "linewidth": 0.6}
                 plate = {"boxstyle": "square,pad=0.05", "facecolor": fill, "edgecolor": "none"}
                 look = {"ha": "center", "va": "center", "color": ink, "fontsize": 7}
@@ -420,13 +481,21 @@ class StepInspector(LectureWidget):
                 if i in differs:
                     ends = [place[0][0], place[0][0] + width - 2]
                     axis.plot(ends, [top + ROW - 5] * 2, color=INK, linewidth=2, zorder=4)
-                if i == self.token:
+                if i == token:
                     frame = {"fill": False, "edgecolor": INK, "linewidth": 2, "zorder": 5}
                     axis.add_patch(Rectangle(*place, **frame))
                 axis.text(centre, top + 0.23 * ROW, text, **look)
                 axis.text(centre, top + 0.65 * ROW, shown, **look)
             top += ROW
         return top
+
+    def _middle(self) -> float:
+        """The median factor to the compared weights, where the colours of the factors begin."""
+        if self.compare == "none":
+            return 1.0
+        one, two = (self._row(key)["weights"][self.update - 1] for key in (None, self.compare))
+        factors = sorted(b / a for a, b in zip(one, two, strict=True) if a and b / a > 0)
+        return factors[len(factors) // 2] if factors else 1.0
 
     def _full(self, found: dict[str, Any]) -> float:
         """Where the colour of a still is full, as in the browser."""
@@ -436,17 +505,21 @@ class StepInspector(LectureWidget):
             return _rounded(sizes[int(0.9 * (len(sizes) - 1))]) if sizes else 1.0
         if self.show == "advantage":
             return _rounded(max(map(abs, found["advantages"])))
-        return {"ratio": math.log(1.5), "probability": 1.0}[self.show]
+        return {"ratio": math.log(1.5), "probability": 1.0, "factor": 1.0}[self.show]
 
     def _cell(self, found: dict[str, Any], i: int) -> tuple[str, float]:
         """The number in a cell, and what its colour shows."""
-        logp = self.step["logp"][self.update - 1][i]
-        log_ratio = logp - self.step["old"][i]
         if self.show == "ratio":
-            return fixed(math.exp(log_ratio), 2), log_ratio
+            return _size(self._ratio(i)), math.log(self._ratio(i))
         if self.show == "probability":
-            return fixed(math.exp(logp), 2), math.exp(logp)
+            probability = math.exp(self.step["logp"][self.update - 1][i])
+            return _size(probability), probability
         weight = found["weights"][self.update - 1][i]
+        if self.show == "factor":
+            if self.compare == "none":
+                return "–", 0.0
+            other = self._row(self.compare)["weights"][self.update - 1][i]
+            return _factor(weight, other, self._middle())
         value = weight if self.show == "weight" else self._advantage(found, i)
         return _signed(value), value
 
@@ -474,11 +547,51 @@ def _rounded(x: float) -> float:
     return power * next(factor for factor in (1, 2, 5, 10) if factor * power >= 0.999 * x)
 
 
-def _signed(value: float, digits: int = 2) -> str:
-    """With its sign: "0" is exactly 0, and "+0.00" is not."""
+def _size(value: float, digits: int = 2) -> str:
+    """Without its sign, in few characters: 1.24, 12.3, 123, 0.004, 2·10⁵, 2·10⁻⁷."""
     size = abs(value)
-    text = fixed(size, 0 if size >= 99.5 else 1 if size >= 9.95 else digits)
-    return "0" if value == 0 else f"{'+' if value > 0 else '−'}{text}"
+    if size >= 99_999.5 or 0 < size < 1e-4:
+        mantissa, power = f"{size:.{0 if size < 1 else 1}e}".split("e")
+        exponent = str(int(power)).replace("-", "⁻").translate(RAISED)
+        return f"{mantissa.removesuffix('.0')}·10{exponent}"
+    if 0 < size < 0.5 * 10**-digits:
+        return f"{size:.1g}"
+    return fixed(size, 0 if size >= 99.5 else 1 if size >= 9.95 else digits)
+
+
+def _signed(value: float, digits: int = 2) -> str:
+    """With its sign; "0" is exactly 0."""
+    return "0" if value == 0 else f"{'+' if value > 0 else '−'}{_size(value, digits)}"
+
+
+def _sign(x: float) -> int:
+    return (x > 0) - (x < 0)
+
+
+def _changed(a: float, b: float) -> bool:
+    """Whether a weight b is another than a: its sign, or its size by more than FACTOR."""
+    if a == 0 or b == 0:
+        return a != b
+    return not 1 / FACTOR <= b / a <= FACTOR
+
+
+def _factor(a: float, b: float, middle: float = 1.0) -> tuple[str, float]:
+    """What a cell says of weights a here and b there; full colour at 4 times from the middle."""
+    if a == 0:
+        return ("from 0", 1.0) if b else ("0", 0.0)
+    factor = b / a
+    share = math.log(factor / middle) / math.log(4) if factor > 0 else -1.0
+    return f"×{'−' if factor < 0 else ''}{_size(factor) if factor else 0}", share
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT else text[: TEXT - 1] + "…"
+
+
+def _hatched(found: dict[str, Any]) -> str:
+    """What the hatching says of this row."""
+    clipped = "clipped, only the KL pushes" if found["beta"] > 0 else "clipped"
+    return HATCHED.get(found["surrogate"], clipped)
 
 
 def _edge(value: float) -> str:

@@ -13,6 +13,7 @@ puts into the reward is known for the groups shown only.
 Leaves out: the gradient of the weights of the network, and a critic's own loss.
 """
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -108,6 +109,7 @@ def weights(record: Record, algorithms: Mapping[str, Own]) -> list[dict[str, Any
 
     algorithms : key → a row, or a loss; the key is what a learner chooses by
     weights : per update, per token, −∂loss/∂log π · scale, to four significant digits
+    bare    : the same without the row's KL; None where it has none in the loss
     gates   : per update a text with one letter per token: "h" no gradient with A > 0, "l" no
               gradient with A < 0 and ρ < 1, "d" no gradient with A < 0 and ρ ≥ 1 (dual clip),
               "b" ratio cut to the upper bound (CISPO), "f" ratio raised to its floor (CISPO),
@@ -141,6 +143,7 @@ def row(step: Step, algorithm: Own, exact: bool = False) -> dict[str, Any]:
 
         loss = bare_loss = own_loss(algorithm, bare)
         notes.append("Your own loss, with GRPO's advantages and clip distances; numbers by Python.")
+        notes += _averages_a_part(algorithm, step)
     given, extra = _advantages(step, table)
     given = torch.where(given.abs() < NO_SIGNAL, 0.0, given)
     if table.needs_critic:
@@ -158,13 +161,17 @@ def row(step: Step, algorithm: Own, exact: bool = False) -> dict[str, Any]:
         )
     mask = step.mask & counted
     scale = scale_of(step.record)
-    per_update, gates = [], []
-    for logp in step.updates:
-        gradient = _gradient(loss, step, logp, given, extra, mask)
-        silent = _gradient(bare_loss, step, logp, given, extra, mask) == 0
-        gates.append(_gates(bare, step, logp, given, silent & mask, mask))
+
+    def listed(gradient: Tensor) -> list[float]:
         numbers = (-scale * gradient)[step.mask].tolist()
-        per_update.append(numbers if exact else [_digits(x, 4) for x in numbers])
+        return numbers if exact else [_digits(x, 4) for x in numbers]
+
+    per_update, without_kl, gates = [], [], []
+    for logp in step.updates:
+        per_update.append(listed(_gradient(loss, step, logp, given, extra, mask)))
+        gradient = _gradient(bare_loss, step, logp, given, extra, mask)
+        without_kl.append(listed(gradient))
+        gates.append(_gates(bare, step, logp, given, (gradient == 0) & mask, mask))
     per_token = given.shape[1] > 1
     flat = given.expand(step.mask.shape)[step.mask] if per_token else given[:, 0]
     beta = table.kl_coefficient if table.kl == "loss" else 0.0
@@ -187,9 +194,29 @@ def row(step: Step, algorithm: Own, exact: bool = False) -> dict[str, Any]:
         "per_token": per_token,
         "dropped": dropped,
         "weights": per_update,
+        "bare": without_kl if beta else None,
         "gates": gates,
         "note": " ".join(notes),
     }
+
+
+def _averages_a_part(loss: Callable, step: Step) -> list[str]:
+    """A warning, if the loss must average over the tokens it sees and they are not the whole step.
+
+    `own_loss` has shown that it can be called.
+    """
+    parameters = inspect.signature(loss).parameters.values()
+    told = any(p.kind is p.VAR_KEYWORD or p.name in ("sequences", "tokens") for p in parameters)
+    shown = sum(len(r.tokens) for g in step.record.groups if g.index is not None
+                for r in g.responses)  # fmt: skip
+    whole = step.record.counts.tokens
+    if told or shown == whole:
+        return []
+    return [
+        f"It takes neither `tokens` nor `sequences`, and only {shown} of the step's {whole:,} "
+        "tokens are here: an average over what it sees, as mask.sum() gives, makes every weight "
+        "larger than in the run. Take `tokens` as an argument and divide by it."
+    ]
 
 
 def scale_of(record: Record) -> float:
@@ -351,7 +378,13 @@ def view(record: Record) -> dict[str, Any]:
             for group in record.groups
         ],
         "responses": [
-            {"span": span, "reward": r.reward, "answer": short(answer(r.text)), "ended": r.ended}
+            {
+                "span": span,
+                "reward": r.reward,
+                "parts": dict(r.parts),
+                "answer": short(answer(r.text)),
+                "ended": r.ended,
+            }
             for span, r in zip(ends, responses, strict=True)
         ],
         "texts": [visible(text) for r in responses for text in r.tokens],

@@ -3,8 +3,10 @@
 import copy
 import dataclasses
 import json
+import math
 import re
 import shutil
+import statistics
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -170,21 +172,77 @@ def test_leaving_groups_out_changes_no_number_of_the_others(toy):
 # --- what the sentence claims -------------------------------------------------------------------
 
 
+def parted(step, names, update) -> list[list[int]]:
+    """[other sign or clip, only by the KL, more than 1.1 times another size], by autograd anew."""
+    rows = [ALGORITHMS[name] for name in names]
+    free = [dataclasses.replace(row, kl="none", kl_coefficient=0.0) if row.kl == "loss" else row
+            for row in rows]  # fmt: skip
+    whole = [sv.row(step, row, exact=True)["weights"][update - 1] for row in rows]
+    bare = [sv.row(step, row, exact=True) for row in free]
+    found = [[], [], []]
+    for i, (a, b) in enumerate(zip(*(row["weights"][update - 1] for row in bare), strict=True)):
+        gates = {row["gates"][update - 1][i] for row in bare}
+        (c, d) = (weights[i] for weights in whole)
+        if len(gates) > 1 or (a > 0, a < 0) != (b > 0, b < 0):
+            found[0].append(i)
+        elif a and not 1 / 1.1 < b / a < 1.1:
+            found[2].append(i)
+        elif (c == 0) != (d == 0) or (c and not 1 / 1.1 < d / c < 1.1):
+            found[1].append(i)
+    return found
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "compare", "update", "count"),
-    [("gspo", "grpo", 4, 423), ("grpo", "gspo", 1, 144), ("ppo", "reinforce", 2, 172),
-     ("ppo", "grpo", 4, 65)],
+    ("names", "update", "words"),
+    [
+        (("grpo", "dr_grpo"), 4, "Under Dr. GRPO 169 tokens differ only by the KL, 270 tokens "
+         "change weight by more than a factor of 1.1 (× 0.04 to × 0.11)."),
+        (("gspo", "grpo"), 4, "Under GRPO 256 tokens get another sign or clip, 167 tokens differ "
+         "only by the KL, 16 tokens change weight by more than a factor of 1.1"),
+        (("grpo", "gspo"), 1, "Under GSPO 154 tokens differ only by the KL."),
+        (("ppo", "reinforce"), 2, "Under REINFORCE 172 tokens get another sign or clip, 267 tok"),
+        (("grpo", "grpo"), 4, "Under GRPO no token changes sign or clip, and no weight by more "
+         "than a factor of 1.1."),
+    ],
 )  # fmt: skip
-def test_tokens_differ_by_the_sign_of_the_weight_not_of_its_two_decimals(
-    algorithm, compare, update, count, record
+def test_what_the_compared_algorithm_changes_is_counted_in_three_parts(
+    names, update, words, record
 ):
-    made = StepInspector(record, algorithm, compare, update=update)
-    assert f"treats {count} tokens differently (sign or clip)" in made.sentence
-    step = sv.tensors(record)
-    rows = [sv.row(step, ALGORITHMS[name], exact=True) for name in (algorithm, compare)]
-    signs = [torch.tensor(row["weights"][update - 1]).sign() for row in rows]
-    gates = [torch.tensor([*map(ord, row["gates"][update - 1])]) for row in rows]
-    assert ((signs[0] != signs[1]) | (gates[0] != gates[1])).sum() == count
+    made = StepInspector(record, *names, update=update)
+    assert words in made.sentence
+    turned, kl, factor = parted(sv.tensors(record), names, update)
+    assert made.numbers["differs"] == {"turned": turned, "factor": factor, "kl": kl}
+
+
+def test_another_average_changes_weights_and_says_by_how_much(record):
+    mine = dataclasses.replace(ALGORITHMS["grpo"], name="mine", aggregation=mean_per_token)
+    made = StepInspector(record, "grpo", mine)
+    assert made.numbers["differs"]["turned"] == []
+    lengths = [r["span"][1] - r["span"][0] for r in made.step["responses"]]
+    factor = [lengths[made._response(i)] * 128 / 1158 for i in range(made.tokens)]
+    gates = made._row()["gates"][3]
+    weighed = [i for i, row in enumerate(made._row()["bare"][3]) if row and gates[i] == "."]
+    other = [i for i in weighed if not 1 / 1.1 < factor[i] < 1.1]
+    assert made.numbers["differs"]["factor"] == other
+    ends = [f"× {min(factor[i] for i in other):.2f}", f"× {max(factor[i] for i in other):.2f}"]
+    assert f"by more than a factor of 1.1 ({' to '.join(ends)})" in made.sentence
+
+
+def test_a_cell_may_show_the_compared_weight_as_a_factor():
+    cases = [(2.0, 1.0), (2.0, 2.0), (0.0, 0.0), (0.0, 1.0), (2.0, 0.0), (1.0, -3.0), (1.0, 4.0)]
+    assert [si._factor(a, b)[0] for a, b in cases] \
+        == ["×0.50", "×1.00", "0", "from 0", "×0", "×−3.00", "×4.00"]  # fmt: skip
+    assert [si._factor(a, b)[1] for a, b in cases] \
+        == pytest.approx([-0.5, 0, 0, 1, -1, -1, 1])  # fmt: skip
+    made = StepInspector(compare="dr_grpo", show="factor")
+    found = [words for words in still_texts(made) if words.startswith("×")]
+    assert len(found) > 20
+    factors = [b / a for a, b in zip(made.weights, StepInspector(algorithm="dr_grpo").weights,
+                                     strict=True) if b / a > 0]  # fmt: skip
+    middle = statistics.median_high(factors)
+    assert f"Full colour at 4 times more and less than × {middle:.2f}" in "".join(still_texts(made))
+    made.compare = "none"
+    assert "–" in still_texts(made)
 
 
 def test_an_advantage_that_is_only_rounding_gives_no_weight(toy):
@@ -199,8 +257,11 @@ def test_an_advantage_that_is_only_rounding_gives_no_weight(toy):
 
 
 def test_a_weight_of_0_is_printed_unlike_one_that_only_rounds_to_it():
-    assert [si._signed(x) for x in (0.0, -0.0, 1e-9, -1e-9)] == ["0", "0", "+0.00", "−0.00"]
-    assert [si._signed(x) for x in (1.239, -12.34, 123.4)] == ["+1.24", "−12.3", "+123"]
+    assert si._signed(-0.0) == "0"
+    cases = {0.0: "0", 1e-9: "+1·10⁻⁹", -1e-9: "−1·10⁻⁹", 4e-4: "+0.0004",
+             -0.0043: "−0.004", 1.239: "+1.24", -12.34: "−12.3", 123.4: "+123", 99_999: "+99999",
+             -1e6: "−1·10⁶", 1.26e277: "+1.3·10²⁷⁷"}  # fmt: skip
+    assert [si._signed(x) for x in cases] == list(cases.values())
 
 
 def test_the_clip_silences_and_zero_advantage_has_no_gradient_either(record):
@@ -336,7 +397,7 @@ def test_the_browser_says_what_python_says(record, plain, tmp_path, missing):
     }  # fmt: skip
     alone._row = lambda key=None: row
     state = alone.state | {"step": alone.step | {"rows": [row]}}
-    cases.append({"state": state, "texts": [alone.sentence, alone.note, []]})
+    cases.append({"state": state, "texts": [alone.sentence, alone.note, alone._differences()]})
     assert "silences 1 of 16 tokens (1 above 1.2 with A > 0); 1 more has" in alone.sentence
     assert {"dr_grpo", "mine", "held", "low", "dual"} <= {c["state"]["algorithm"] for c in cases}
     (tmp_path / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
@@ -353,6 +414,19 @@ def test_the_browser_says_what_python_says(record, plain, tmp_path, missing):
         [node, tmp_path / "compare.mjs"], capture_output=True, text=True, timeout=60
     )
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_what_a_clipped_token_still_gets_is_said_and_drawn(record):
+    made = StepInspector(record)
+    assert "Hatched: clipped, only the KL pushes." in made.note
+    assert any("hatched: clipped, only the KL pushes" in words for words in still_texts(made))
+    made.algorithm = "gspo"  # no KL
+    assert "Hatched: clipped." in made.note
+
+
+def test_the_colours_scale_is_named(record, toy):
+    assert "Full colour at ±2 (weight × 1,000)" in "".join(still_texts(StepInspector(record)))
+    assert "(weight × 100)" in "".join(still_texts(StepInspector(toy)))
 
 
 # --- the panel and the still --------------------------------------------------------------------
@@ -402,6 +476,45 @@ def test_gspo_s_slope_is_that_of_one_token_and_all_tokens_carry_the_term(record,
     assert "Summed slope" not in lines
 
 
+def test_the_lines_say_what_their_numbers_are(record, tmp_path, missing):
+    if shutil.which("node") is None:
+        missing("node", "install nodejs to check the widgets' JavaScript")
+    made = StepInspector(record, compare="dr_grpo")
+    lines = written(made, tmp_path)
+    group, place = divmod(made._response(made.token), 8)
+    response = record.groups[group].responses[place]
+    c, f = response.parts["correctness"], response.parts["format"]
+    assert response.reward == pytest.approx(c + 0.1 * f, abs=1e-5)
+    assert lines["Reward r"].startswith("correctness + 0.1 × format = ")
+    assert lines["Advantage A"].endswith("(std of the sample, over n − 1 = 7)")
+    assert lines["Token loss"].endswith("(the row's β)")
+    assert " 0.04 × " in lines["Token loss"]
+    assert lines["In the step's loss"].endswith(
+        "(responses × own length; 48 of the step's 128 responses are shown)"
+    )
+    weights = [made._row(key)["weights"][3][made.token] for key in ("grpo", "dr_grpo")]
+    said = re.match(r"([+−][\d.]+)(?: × 10\^\{−(\d)\})?, × ([\d.]+) of GRPO's$",
+                    lines["Dr. GRPO's weight"])  # fmt: skip
+    value = float(said[1].replace("−", "-")) * 10.0 ** -int(said[2] or 0)
+    assert value == pytest.approx(weights[1], rel=1e-3)
+    assert float(said[3]) == pytest.approx(weights[1] / weights[0], rel=1e-3)
+    made.algorithm, made.token = "ppo", 0
+    lines = written(made, tmp_path)
+    assert "from here to the end, 9 tokens: " in lines["Σ k1"]
+    first = record.groups[0].responses[0]
+    kl = sum(first.logp_old) - sum(first.logp_ref)
+    power = re.search(r"([\d.−]+)(?: × 10\^\{−(\d)\})?$", lines["Σ k1"])
+    said = float(power[1].replace("−", "-")) * 10.0 ** -int(power[2] or 0)
+    assert said == pytest.approx(kl, rel=1e-3)
+    assert " − 0.02 × " in lines["Advantage A"]
+
+
+def test_parts_that_do_not_add_up_are_only_listed(toy, tmp_path, missing):
+    if shutil.which("node") is None:
+        missing("node", "install nodejs to check the widgets' JavaScript")
+    assert written(StepInspector(toy, token=0), tmp_path)["Reward r"] == "6 (correct 0)"
+
+
 def still_texts(made, outside: list | None = None) -> list[str]:
     """The picture's texts; `outside` takes those that leave the image."""
     figure = Figure(dpi=100, layout="none")
@@ -436,10 +549,21 @@ def test_a_still_shows_what_the_filter_leaves(record):
     assert any(text.startswith("“end”, framed") or ", framed" in text for text in words)
     numbers = [text for text in words if re.fullmatch(r"0|[+−]\d[\d.]*", text)]
     assert 0 < len(numbers) <= len(ends)
-    made.token = 0 if 0 not in ends else 1
-    assert any("outside the filter" in text for text in still_texts(made))
+    made.token = next(i for i in range(made.tokens) if i not in ends)
+    assert made._seen() == ends[0]  # in its place
+    assert any(", framed" in text for text in still_texts(made))
     made = StepInspector(record, "dr_grpo", update=1, filter="clipped")
     assert "The filter shows no token." in still_texts(made)
+    assert any("outside the filter" in text for text in still_texts(made))
+
+
+def test_a_filter_does_not_forget_the_chosen_token(record):
+    made = StepInspector(record, token=40)
+    made.filter = "clipped"
+    assert made.token == 40
+    assert made._seen() != 40
+    made.filter = "all"
+    assert made._seen() == 40
 
 
 # --- what a record does not know ----------------------------------------------------------------
@@ -545,6 +669,84 @@ def test_texts_with_dollars_braces_and_markup_are_shown_as_they_are(plain):
     assert set(made.step["texts"]) == set(odd)
 
 
+def extreme(plain, log_ratio: float) -> dict:
+    """Of the toy: one prompt, whose first token has become so much more (or less) likely."""
+    plain["rewards"] = plain["rewards"][2:]
+    plain["groups"] = copy.deepcopy(plain["groups"][2:])
+    plain["groups"][0]["index"] = 0
+    plain["counts"]["sequences"] = 4
+    plain["counts"]["tokens"] = sum(len(r["tokens"]) for r in plain["groups"][0]["responses"])
+    for response in plain["groups"][0]["responses"]:
+        response["logp_old"][0] = response["logp_sampler"][0] = -abs(log_ratio)
+        for update in response["updates"]:
+            update["logp"][0] = 0.0 if log_ratio > 0 else -2 * abs(log_ratio)
+    return plain
+
+
+def longest(words: list[str]) -> int:
+    return max(len(line) for text in words for line in text.splitlines())
+
+
+def test_enormous_ratios_are_cut_as_the_library_cuts_them(plain, tmp_path, missing):
+    if shutil.which("node") is None:
+        missing("node", "install nodejs to check the widgets' JavaScript")
+    names = ("grpo", "dr_grpo", "gspo", "cispo", "sapo", "ppo", "free", "reinforce")
+    cases = []
+    for log_ratio in (9.0, 300.0, 700.0, 9999.0, -9999.0):
+        record = load_record(extreme(copy.deepcopy(plain), log_ratio))
+        for name in names:
+            made = StepInspector(record, {**ALGORITHMS, **VARIANTS}[name], compare="grpo", token=0)
+            cases.append({
+                "state": made.state, "numbers": made.numbers, "sentence": made.sentence,
+                "note": made.note, "off": [], "react": {},
+            })  # fmt: skip
+            assert all(map(math.isfinite, made.weights))
+        assert longest(still_texts(made)) < 160
+    (tmp_path / "golden.json").write_text(json.dumps(cases), encoding="utf-8")
+    (tmp_path / "widget.mjs").write_text(base.module("step_inspector"), encoding="utf-8")
+    (tmp_path / "lines.mjs").write_text(
+        'import { readFileSync } from "node:fs"; import { lines } from "./widget.mjs";\n'
+        'const cases = JSON.parse(readFileSync(new URL("./golden.json", import.meta.url)));\n'
+        "for (const { state } of cases) for (const words of lines(state, 0)) console.log(words[1]);"
+    )
+    command = ["node", HERE / "check.mjs", tmp_path / "widget.mjs", tmp_path / "golden.json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stdout + run.stderr
+    command = ["node", tmp_path / "lines.mjs"]
+    words = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert not re.search("NaN|undefined|Infinity", words)
+    assert max(map(len, words.splitlines())) < 240
+    assert "the difference is cut at ±638.8" in words
+
+
+def test_a_single_response_pushes_nothing(plain):
+    plain = extreme(plain, 1.0)
+    plain["group"], plain["rewards"] = 1, [plain["rewards"][0][:1]]
+    del plain["groups"][0]["responses"][1:]
+    plain["counts"] |= {"sequences": 1}
+    made = StepInspector(plain, "reinforce")
+    assert "nothing is pushed" in made.sentence
+    assert "0.00" not in made.sentence
+
+
+def test_a_reward_too_large_to_compare_is_refused(plain):
+    plain["groups"][0]["responses"][1]["reward"] = 1e160
+    with pytest.raises(RecordError, match=r"groups\[0\].responses\[1\].reward: 1e\+160 is too lar"):
+        StepInspector(plain)
+
+
+def test_long_texts_are_cut(plain):
+    plain["groups"][0]["responses"][0]["tokens"][0] = "x" * 10_000
+    plain["groups"][0]["responses"][0]["reward"] = plain["rewards"][0][0] = -1e6
+    made = StepInspector(plain, token=0)
+    words = still_texts(made)
+    assert longest(words) < 160
+    assert "x" * 23 + "…" in words
+    assert "r = −1·10⁶" in words
+    made = StepInspector(plain, "dr_grpo")
+    assert len(made.sentence) < 500
+
+
 # --- a learner's own ----------------------------------------------------------------------------
 
 
@@ -582,7 +784,7 @@ def test_a_loss_of_ones_own_gives_the_numbers_of_the_same_row(toy):
     assert made._row()["weights"] == made._row("bare")["weights"]
     assert made._row()["gates"] == made._row("bare")["gates"]
     assert not made._row()["formula"]
-    assert "0 tokens differently" in made.sentence
+    assert "Under bare no token changes sign or clip" in made.sentence
     assert "Your own loss" in made.note
 
 
@@ -598,6 +800,50 @@ def test_a_bug_in_ones_own_loss_shows(toy):
     made = StepInspector(toy, wrong, compare=grpo_loss)
     mine, right = (made._row(key)["weights"][2] for key in ("wrong", "grpo_loss"))
     assert [-x for x in mine] == right
+
+
+def test_an_own_average_over_a_part_of_the_step_is_warned_of(record, toy):
+    """439 of the step's 1,158 tokens: mask.sum() makes the weights 2.64 times too large."""
+
+    def averages(logp, logp_old, advantages, mask, *, eps_low, eps_high):
+        return -(advantages * logp * mask).sum() / mask.sum()
+
+    def told(logp, logp_old, advantages, mask, *, eps_low, eps_high, tokens):
+        return -(advantages * logp * mask).sum() / tokens
+
+    made = StepInspector(record, averages)
+    assert "takes neither `tokens` nor `sequences`, and only 439 of the step's 1,158" in made.note
+    right = StepInspector(record, told)
+    assert "neither" not in right.note
+    assert made.weights == pytest.approx([x * 1158 / 439 for x in right.weights])
+    assert "neither" not in StepInspector(record, lambda *fields, **more: told(
+        *fields, eps_low=0.2, eps_high=0.2, tokens=more["tokens"])).note  # fmt: skip
+    assert "neither" not in StepInspector(toy, averages).note  # the whole step is there
+
+
+@pytest.mark.parametrize(
+    ("returns", "message"),
+    [(lambda x: x, r"loss wrong: it must return a scalar tensor, got \(48, \d+\)"),
+     (lambda x: 3.0, "loss wrong: it must return a scalar tensor, got float"),
+     (lambda x: x.detach().sum(), "the loss has no gradient"),
+     (lambda x: (x * float("nan")).sum(), "NaN or infinite")],
+)  # fmt: skip
+def test_a_loss_that_returns_something_else_is_one_sentence(returns, message, record):
+    def wrong(logp, logp_old, advantages, mask, *, eps_low, eps_high):
+        return returns(logp)
+
+    with pytest.raises(ValueError, match=message) as caught:
+        StepInspector(record, wrong)
+    assert caught.value.__suppress_context__
+    assert len(str(caught.value)) < 120
+
+
+def test_the_present_weights_can_be_read(record):
+    made = StepInspector(record, "gspo", update=2)
+    exact = sv.row(sv.tensors(record), ALGORITHMS["gspo"], exact=True)["weights"]
+    assert made.weights == exact[1] == made.numbers["weight"]
+    made.update = 4
+    assert made.weights == exact[3]
 
 
 def test_a_surrogate_of_ones_own_has_no_formula_but_numbers(toy):
@@ -648,7 +894,7 @@ def test_rows_that_this_record_cannot_have_are_left_out_and_named_when_asked_for
             "token is 439; it must.*has 439 tokens, from 0",
         ),
         ({"token": -1}, ValueError, "token is -1; it must be a whole number"),
-        ({"step": 3}, TypeError, "multiple values|step"),
+        ({"step": {}}, TypeError, "takes no step: it comes from the record"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, error, message):
@@ -660,8 +906,12 @@ def test_a_token_that_is_not_there_cannot_be_set_later():
     made = StepInspector(TOY)
     with pytest.raises(ValueError, match=r"token is 48; .*this record has 48 tokens"):
         made.token = 48
-    with pytest.raises(ValueError, match="make a new StepInspector"):
-        made.step = 3
+    before = made.state
+    for wrong in (3, {}, {"texts": []}, StepInspector().step):
+        with pytest.raises(ValueError, match="make a new StepInspector"):
+            made.step = wrong
+    assert made.state == before
+    made.step = copy.deepcopy(made.step)  # as a page sends it back
 
 
 def test_a_large_record_is_cut_to_whole_groups_and_the_note_says_so(toy, monkeypatch):
@@ -800,7 +1050,7 @@ def inspect(page):
 def test_arrows_move_over_the_tokens_and_a_redraw_keeps_the_focus(page, inspect):
     inspect(record=TOY, algorithm="dr_grpo", token=0)
     page.locator(".scroll .cell").first.focus()
-    assert page.evaluate(AT) == [0, "token 0, weight 0", 0]
+    assert page.evaluate(AT) == [0, "0, token 1 of 4, weight 0", 0]
     seen = []
     for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowUp", "End", "ArrowRight", "Home",
                 "ArrowLeft", "ArrowLeft"):  # fmt: skip
@@ -809,13 +1059,13 @@ def test_arrows_move_over_the_tokens_and_a_redraw_keeps_the_focus(page, inspect)
         seen.append(at)
         assert tab == 0
         assert page.locator(".scroll .cell[tabindex='0']").count() == 1
-        assert page.locator(".scroll .cell[aria-pressed=true]").count() == 1
+        assert page.locator(".scroll .cell[aria-selected=true]").count() == 1
     assert seen == [1, 2, 6, 2, 3, 4, 4, 3, 2]
     node = page.evaluate_handle("() => focused()")
     for changes in ({"update": 1}, {"algorithm": "gspo"}, {"show": "ratio"}, {"compare": "ppo"}):
         page.evaluate("(changes) => change(changes)", changes)
         assert page.evaluate("(node) => focused() === node", node)
-    assert page.evaluate(AT)[1].startswith("token 2, ratio ρ 1.00")
+    assert page.evaluate(AT)[1].startswith("2, token 3 of 4, ratio ρ 1.00")
 
 
 @pytest.mark.browser
@@ -850,13 +1100,18 @@ def test_a_filter_hides_the_rest_and_arrows_jump_over_it(page, inspect):
 
 @pytest.mark.browser
 @pytest.mark.slow
-def test_choosing_a_filter_chooses_a_token_that_it_shows(page, inspect):
+def test_a_filter_shows_another_token_and_gives_the_chosen_one_back(page, inspect):
     made = inspect(algorithm="dr_grpo", token=0)
+    title = page.locator(".detail h3")
+    assert title.inner_text() == "“<answer>”, token 1 of 9 in response 1 of 8, “scride → edircs”"
     page.get_by_role("radio", name="end tokens").check()
     end = made.step["responses"][0]["span"][1] - 1
-    page.wait_for_function("(end) => model.state.token === end", arg=end)
-    assert page.locator(".scroll .cell.chosen").get_attribute("class") == "cell chosen"
-    assert "outside" not in page.locator(".detail h3").inner_text()
+    assert title.inner_text().startswith("“<|im_end|>”, token 9 of 9 in response 1 of 8")
+    assert page.locator(".scroll .cell").nth(end).get_attribute("class") == "cell chosen"
+    page.get_by_role("radio", name="all tokens").check()
+    assert title.inner_text().startswith("“<answer>”, token 1 of 9")
+    page.wait_for_function("() => model.state.filter === 'all' && model.saved > 0")
+    assert page.evaluate("() => model.state.token") == 0
 
 
 # The prompt under whose heading the chosen token stands, whether all of the heading can be seen
@@ -900,3 +1155,148 @@ def test_a_click_writes_out_the_loss_and_python_hears_of_it(page, inspect):
     assert "the constant is chosen: ∂/∂log π = 0" in words
     assert "clip(ρ, 0.8, 1.2)" in words
     assert page.evaluate("() => window.scrollY") == 0
+
+
+# Where the focus is: its place among the tokens, and how much of it a window shows.
+FOCUS = """
+() => {
+  const node = focused();
+  const { top, left, bottom, right } = node.getBoundingClientRect();
+  const whole = top >= 0 && left >= 0 && bottom <= innerHeight && right <= innerWidth;
+  const inside = root.getRootNode().elementFromPoint((left + right) / 2, (top + bottom) / 2);
+  const chosen = node.classList.contains("chosen") && node.matches(":focus-visible");
+  return whole && node.contains(inside) && chosen;
+}
+"""
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_the_focus_stays_in_a_small_window(page, inspect):
+    """1,280 × 800 at 200 %."""
+    made = inspect(token=0)
+    page.set_viewport_size({"width": 640, "height": 400})
+    page.evaluate("(state) => show(state)", made.state)
+    page.locator(".scroll .cell").first.click()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(FOCUS)  # and no outline stays where the mouse was
+    keys = ["ArrowDown"] * 40 + ["ArrowRight"] * 10 + ["ArrowUp"] * 40
+    keys += ["PageDown"] * 6 + ["PageUp"] * 3 + ["Control+End", "Control+Home", "End"]
+    lost = [(i, key) for i, key in enumerate(keys) if page.keyboard.press(key) or not
+            page.evaluate(FOCUS)]  # fmt: skip
+    assert lost == []
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_keys_jump_from_prompt_to_prompt_and_to_both_ends(page, inspect):
+    made = inspect(record=TOY, algorithm="dr_grpo", token=0)
+    starts = [made.step["responses"][4 * g]["span"][0] for g in range(3)]
+    page.locator(".scroll .cell").first.focus()
+    seen = []
+    for key in ("PageDown", "PageDown", "ArrowRight", "PageUp", "Control+End", "Control+Home"):
+        page.keyboard.press(key)
+        seen.append(page.evaluate(AT)[0])
+    assert seen == [starts[1], starts[2], starts[2] + 1, starts[1], made.tokens - 1, 0]
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_a_screen_reader_hears_a_grid_its_rows_and_the_chosen_tokens_weight(page, inspect):
+    inspect(algorithm="dr_grpo", token=3, compare="gspo")
+    grid = page.get_by_role("grid", name="Tokens of the step", exact=True)
+    assert grid.count() == 1
+    row = grid.get_by_role("row", name="response 2 of 8: edircs, reward 1.10", exact=True)
+    assert row.count() >= 1
+    assert grid.get_by_role("rowgroup").count() == 6
+    assert row.first.get_by_role("gridcell").count() == 9
+    assert grid.get_by_role("gridcell", selected=True).count() == 1
+    cell = page.locator(".scroll .cell.chosen")
+    assert cell.get_attribute("aria-label").startswith("i, token 4 of 9, weight 0")
+    described = cell.get_attribute("aria-describedby").split()
+    words = [page.locator(f"#{name}").inner_text() for name in described]
+    assert words[0].startswith("A is 0")
+    assert words[1].endswith(" = 0")
+    page.keyboard.press("Tab")
+    assert page.locator(".scroll [aria-describedby]").count() == 1
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_what_the_kl_pushes_is_coloured_under_the_hatching(page, inspect):
+    """The largest is +1.11 of ±2."""
+    made = inspect(filter="clipped")
+    weights, gates = made._row()["weights"][3], made._row()["gates"][3]
+    clipped = [i for i, gate in enumerate(gates) if gate != "."]
+    largest = max(clipped, key=lambda i: weights[i])
+    assert weights[largest] == pytest.approx(1.11, abs=0.01)
+    look = "(n) => [getComputedStyle(n).backgroundColor, getComputedStyle(n).backgroundImage]"
+    color, hatching = page.locator(".scroll .cell").nth(largest).evaluate(look)
+    red, _, blue = map(int, re.findall(r"\d+", color)[:3])
+    assert blue > red + 60
+    assert "gradient" in hatching
+    assert "clipped, only the KL pushes" in page.locator(".scale").inner_text()
+    assert "weight × 1,000" in page.locator(".scale").inner_text()
+    page.evaluate("() => change({ algorithm: 'dr_grpo' })")
+    assert page.locator(".scale").inner_text().endswith("clipped")
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [320, 640, 980])
+def test_odd_records_fit_their_place(width, page, inspect, plain):
+    """A huge reward, a long token, an unbroken prompt; the legend may wrap."""
+    first = plain["groups"][0]
+    first["prompt"] = "y" * 3000
+    first["responses"][0]["tokens"][0] = "x" * 10_000
+    first["responses"][0]["reward"] = plain["rewards"][0][0] = -1e6
+    made = inspect(record=plain, compare="gspo", token=0)
+    page.set_viewport_size({"width": width, "height": 1200})
+    for show in ("weight", "factor"):
+        page.evaluate("(state) => show(state)", {**made.state, "show": show})
+        size = page.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
+        assert size[0] <= size[1]
+        for part in (".picture", ".scroll"):
+            spare = page.locator(part).evaluate("(n) => n.clientWidth - n.scrollWidth")
+            assert spare >= 0, part
+    fact, cell = (
+        page.locator(f".scroll .{name}").first.bounding_box() for name in ("fact", "cell")
+    )
+    assert fact["x"] + fact["width"] <= cell["x"]
+    assert page.locator(".fact").first.inner_text().startswith("r = −1·10⁶")
+    token = page.locator(".scroll .cell").first
+    assert token.get_attribute("title") == "x" * 10_000
+    assert "x" * 23 + "…" in token.inner_text()
+    assert page.locator(".head b").first.get_attribute("title") == "y" * 3000
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_forced_colours_keep_the_scale_and_the_underline(page, inspect):
+    made = inspect(algorithm="gspo", compare="grpo")
+    page.emulate_media(forced_colors="active")
+    page.evaluate("(state) => show(state)", made.state)
+    turned = made.numbers["differs"]["turned"]
+    cell = page.locator(".scroll .cell").nth(turned[0])
+    look = "(n) => [getComputedStyle(n).borderBottomWidth, getComputedStyle(n).boxShadow]"
+    assert cell.evaluate(look) == ["3px", "none"]
+    colors = page.locator(".ramp span").evaluate_all(
+        "(all) => new Set(all.map((n) => getComputedStyle(n).backgroundColor)).size"
+    )
+    assert colors == 5
+    page.emulate_media(forced_colors="none")
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_factors_are_coloured_around_their_median(page, inspect):
+    """Dr. GRPO divides by no deviation: all factors are small, and differ between responses."""
+    made = inspect(compare="dr_grpo", show="factor")
+    assert "Dr. GRPO's weight ÷ GRPO's" in page.locator(".scale").inner_text()
+    words = page.locator(".ramp span").all_inner_texts()
+    assert words[2] == f"×{made._middle():.2f}"
+    numbers = page.locator(".scroll .cell .number").all_inner_texts()
+    weights = [made._row(key)["weights"][3] for key in ("grpo", "dr_grpo")]
+    assert numbers == [si._factor(a, b)[0] for a, b in zip(*weights, strict=True)]
+    page.evaluate("() => change({ compare: 'none' })")
+    assert "choose an algorithm to compare with" in page.locator(".scale").inner_text()
