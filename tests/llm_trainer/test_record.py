@@ -322,6 +322,14 @@ NOT_A_RECORD = {
         spoilt(lambda d: response(d).__setitem__("reward", 7.0)),
         r"groups\[1\]: its rewards are not those of row 1",
     ),
+    "a reward whose square is infinite": (
+        spoilt(lambda d: response(d).__setitem__("reward", 1e160)),
+        r"responses\[2\].reward: 1e\+160 is too large for a standard deviation; at most 1e\+18",
+    ),
+    "such a reward outside the groups": (
+        spoilt(lambda d: d["rewards"][1].__setitem__(0, -1e160)),
+        r"rewards: 1e\+160 is too large",
+    ),
     "a group twice": (spoilt(lambda d: d["groups"].append(d["groups"][0])), "the same index"),
     "a reference for some": (
         spoilt(lambda d: response(d).__setitem__("logp_ref", None)),
