@@ -522,7 +522,7 @@ const LOOK = `
     background-color: var(--dead); border: 1px dashed var(--ink);
   }
   .cell.clip span { background-color: inherit; padding: 0 3px; }
-  .cell.differs { border-bottom: 3px solid var(--ink); padding-bottom: 0; }
+  .cell.differs { box-shadow: inset 0 -3px 0 var(--ink); } /* a border would move every neighbour */
   .cell.chosen { outline: 2.5px solid var(--ink); outline-offset: 0; }
   .cell.chosen:focus-visible { outline: 3px solid var(--focus); outline-offset: 2px; }
   .cell.rest { background: none; color: var(--soft); border-color: transparent; cursor: default; }

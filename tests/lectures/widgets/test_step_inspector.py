@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import io
 import json
 import math
 import re
@@ -16,6 +17,7 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from lectures.widgets import StepInspector, base
 from lectures.widgets import step_inspector as si
@@ -1278,8 +1280,9 @@ def test_forced_colours_keep_the_scale_and_the_underline(page, inspect):
     page.evaluate("(state) => show(state)", made.state)
     turned = made.numbers["differs"]["turned"]
     cell = page.locator(".scroll .cell").nth(turned[0])
-    look = "(n) => [getComputedStyle(n).borderBottomWidth, getComputedStyle(n).boxShadow]"
-    assert cell.evaluate(look) == ["3px", "none"]
+    assert "inset" in cell.evaluate("(n) => getComputedStyle(n).boxShadow")
+    pixels = Image.open(io.BytesIO(cell.screenshot())).convert("L")
+    assert [pixels.getpixel((pixels.width // 2, pixels.height - y)) < 80 for y in (2, 3)] == [1, 1]
     colors = page.locator(".ramp span").evaluate_all(
         "(all) => new Set(all.map((n) => getComputedStyle(n).backgroundColor)).size"
     )
