@@ -19,7 +19,7 @@ def natural_gradient_step(grad: Tensor, fisher: Tensor, *, delta: float) -> Tens
     F⁺ is the pseudo-inverse: softmax logits have a direction that changes nothing, so F is
     singular. The bound holds for the model ½ΔᵀFΔ of the KL, not for the KL: check it and
     shorten the step (a line search). Schulman et al. 2015 (TRPO, arXiv 1502.05477), appendix C;
-    Kakade 2001.
+    Kakade 2001 (NIPS 2001).
 
     Args:
         grad: (parameters,) gradient g of the objective, to be ascended.
@@ -115,7 +115,7 @@ def adaptive_beta_proportional(
 
     e = clamp((kl − target)/target, −limit, limit);  β ← β (1 + gain · e)
 
-    Ziegler et al. 2019 (arXiv 1909.08593), section 2.2.
+    Ziegler et al. 2019 (arXiv 1909.08593), section 2.2, where it steers KL(π‖π_ref).
 
     Args:
         beta: coefficient of this update, > 0 (from 0 a factor never leads away).

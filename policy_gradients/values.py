@@ -15,9 +15,11 @@ def value_loss(
     ½ max( (V − R)², (V_old + clamp(V − V_old, −c, c) − R)² )         clip = c
 
     The ½ is included: the gradient without clipping is V − R. The maximum is the pessimistic
-    choice: the gradient dies once V has moved more than c towards R, short of overshooting it, and
-    stays where V has moved away. Neither the ½ nor the clip is in the text of the PPO paper (its
-    eq. 9 has the plain square); both come from OpenAI's Baselines (ppo2).
+    choice: where R is more than c away from V_old, the gradient dies once V has moved more than c
+    towards R, and returns only where V has overshot R by as much as the clipped value still lacks
+    (V_old = 0, R = 1, c = .2: dead from .2 to 1.8). It stays where V has moved away, and everywhere
+    where R is within c. Neither the ½ nor the clip is in the text of the PPO paper (its eq. 9 has
+    the plain square); both come from OpenAI's Baselines (ppo2).
 
     Args:
         values: (batch, time) V, in the unit of the rewards.

@@ -39,7 +39,9 @@ from toy_models.policies import (
 Reward = Callable[[Tensor, Tensor], Tensor]
 
 # Advantage actor-critic as a row: PPO's without ratio, clip and KL. Sums over the tokens, so that
-# with lam = 1, or with a critic that is right, its mean is the policy gradient.
+# with gamma = 1, whitening=False and entropy_coefficient = 0, its mean is the policy gradient if
+# lam = 1 or the critic is right. (A3C takes n-step returns and an entropy bonus; here GAE, and no
+# bonus unless asked for.)
 A2C = replace(
     ALGORITHMS["ppo"],
     name="a2c",
@@ -71,7 +73,10 @@ class Critic(nn.Module):
         self.table = nn.Parameter(torch.zeros(rows, weights, dtype=dtype))
 
     def values(self, prompts: Tensor, responses: Tensor) -> Tensor:
-        """V of the state before each token: the score to expect from there on.
+        """V of the state before each token, the critic's guess at the return from there on.
+
+        For gamma = 1, no KL in the reward and while the policy stands still, what it is trained
+        towards is the score to expect.
 
         prompts : (prompts, L)   responses : (batch, time), batch a multiple of prompts
         returns : (batch, time) points, 0 after the first end token; differentiable
@@ -92,7 +97,8 @@ class TabularCritic(Critic):
     """One value per prefix (and per prompt, if told): V = table[prompt, prefix].
 
     `table` is (prompts or 1, states), zero at the start, in the order of `PrefixIndex.listed`.
-    Fitted to returns it ends at their mean per state, the conditional mean E[R | prefix].
+    Fitted to returns while the policy stands still it ends at their mean per state, which is
+    E[R | prefix] for gamma = 1 and no KL in the reward. Where the policy moves, it trails behind.
     """
 
     def __init__(self, policy: Policy, prompts: Tensor | None = None):
@@ -122,7 +128,10 @@ class LinearCritic(Critic):
 
 
 def perfect_critic(policy: Policy, prompts: Tensor, reward: Reward) -> TabularCritic:
-    """The table that holds E[R | prefix] of the policy as it is now, from `exact.prefix_values`."""
+    """The table that holds E[R | prefix] of the policy as it is now, from `exact.prefix_values`.
+
+    R is the score alone: perfect for gamma = 1 and no KL in the reward, until the policy moves.
+    """
     prompts, responses = check_prompts(prompts), responses_of(policy)
     critic, mask = TabularCritic(policy, prompts), policy.mask(responses)
     states = critic.prefixes(responses)[mask]
@@ -169,8 +178,8 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 
     values, returns, mask : (batch, time)
     1 for a critic that is never wrong, 0 for one that says the same everywhere, negative for one
-    that is worse than that; nan where all returns are equal. Even the right critic stays below 1:
-    returns are noisy.
+    that is worse than that; nan where all returns are equal. A constant error is not seen: V and
+    V + 10 score the same. Even the right critic stays below 1 where returns are noisy.
     """
     valid = mask.bool()
     values, returns = values.detach()[valid], returns.detach()[valid]

@@ -144,7 +144,8 @@ def train(
                           one need it; the next five knobs say how
     gamma, lam          : of GAE. A token is paid the row's KL penalty, the last one the score too;
                           nothing follows it, not even where a response was cut at full length
-    whitening           : advantages in standard deviations of the whole batch
+    whitening           : advantages minus their mean over all tokens of the batch, then in standard
+                          deviations
     critic_learning_rate: None = learning_rate
     critic_warmup       : in this many first steps only the critic learns
     loss                : your own loss in the signature of `policy_gradients.grpo_loss`; it
@@ -380,8 +381,8 @@ class _Judge(NamedTuple):
             raise ValueError(f"critic_warmup must be a whole number >= 0, got {self.warmup!r}")
         if row.needs_critic and row.kl == "reward" and row.kl_estimator is not k1:
             raise ValueError(
-                f"{row.name} pays its KL per token, which needs kl_estimator=k1, the only one that "
-                "is right as a reward"
+                f"{row.name} pays its KL per token, which needs kl_estimator=k1, the only one of "
+                "k1, k2, k3 whose average gradient as a reward is that of the KL"
             )
 
     def learners(self, policy: Policy, learning_rate: float):

@@ -106,8 +106,11 @@ def surrogate(policy: Policy, experience: Experience, per_token: PerToken = uncl
     per_token : (logp, logp_old, advantages) -> loss (batch, time), to be minimised; the default is
                 the plain ratio [RC-4], partial(ppo_clip, eps_low=.2, eps_high=.2) PPO's
 
-    Its gradient at the old policy is the policy gradient [RC-5]; its value there is E[sum_t A_t].
-    Schulman et al. 2015 (TRPO, arXiv 1502.05477), eq. 14, per response instead of per state.
+    Its gradient at the old policy is the policy gradient [RC-5] with enumerated experience; with
+    samples an unbiased estimate of it if the advantages give one (`leave_one_out` does; those
+    centred by their own group's mean give (G-1)/G of it). Its value there is E[sum_t A_t].
+    Schulman et al. 2015 (TRPO, arXiv 1502.05477), eq. 14 (there with Q), per response instead of
+    per state.
     """
     logp = policy.log_probs(experience.prompts, experience.responses)
     return -_expectation(experience, per_token(logp, experience.logp_old, experience.advantages))
@@ -137,16 +140,20 @@ def penalised_surrogate(policy: Policy, experience: Experience, *, beta: float) 
 def fisher_vector_product(
     policy: Policy, experience: Experience, vector: Tensor, *, damping: float = 0.0
 ) -> Tensor:
-    """F v + damping * v, with F = E[u u^T] the Fisher matrix of the policy as it is now.
+    """F v + damping * v, with F the Fisher matrix at the experience's states.
 
     vector : (parameters,)     damping : added to the diagonal, >= 0
     returns : (parameters,)
 
+    F is the sum over t of the Fisher matrices at the states of token t, averaged over the
+    experience's responses. Only the states come from there; the actions are those of the policy as
+    it is now, summed over the vocabulary. For the policy that was enumerated F = E[u u^T], with
+    u the score of a whole response.
+
     F is the Hessian of KL(fixed copy || policy) at the copy, so F v is the gradient of
     (grad KL) . v: two passes of autograd and no matrix. The copy is detached; with both sides
     attached the KL of a policy with itself is 0 whatever the parameters, and so is its Hessian.
-    The actions are summed over the vocabulary at each state, only the states come from the
-    experience. Schulman et al. 2015, appendix C. Raises ValueError for a vector of another size.
+    Schulman et al. 2015, appendix C. Raises ValueError for a vector of another size.
     """
     parameters = list(policy.parameters())
     size = sum(p.numel() for p in parameters)
@@ -204,9 +211,12 @@ def natural_gradient(
     damping: float = 0.0,
     cg_steps: int = 10,
 ) -> Tensor:
-    """F^+ g: the direction of steepest ascent of `surrogate` when length is measured in KL.
+    """The direction of steepest ascent of `surrogate` when length is measured in KL.
 
-    returns : (parameters,). Kakade 2002 ("A natural policy gradient"); Lecture 04.
+    returns : (parameters,) F^+ g after enough steps (the rank of F suffices without rounding);
+              with damping (F + damping I)^-1 g.
+
+    Kakade 2001 ("A natural policy gradient", NIPS 2001); Lecture 04.
     """
     gradient = flat_gradient(surrogate(policy, experience), policy)
     product = partial(fisher_vector_product, policy, experience, damping=damping)
@@ -224,7 +234,8 @@ def full_step(
     """The natural gradient, stretched until the quadratic model of the KL is delta.
 
     returns : (parameters,) sqrt(2 delta / x^T F x) x with x the natural gradient; 0 where the
-    gradient is 0. `policy_gradients.natural_gradient_step` is the same with F written down.
+    gradient is 0. `policy_gradients.natural_gradient_step` is the same with F written down. With
+    damping, F + damping I stands in both places and the model of the KL comes out below delta.
     delta > 0 is in nats per response. Schulman et al. 2015, appendix C.
     """
     if not (delta > 0 and math.isfinite(delta)):
@@ -245,7 +256,7 @@ class Step(NamedTuple):
     scale: float  # share of the proposed step that was taken; 0 = none was acceptable
     kl: float  # mean_kl(old || new) after the update, nats
     gain: float  # surrogate after the update minus before, points
-    full_kl: float  # mean_kl of the whole proposed step; TRPO's model says delta
+    full_kl: float  # mean_kl of the whole proposed step; TRPO's model says delta (without damping)
 
 
 def trpo_step(
@@ -314,9 +325,10 @@ def penalty_step(
     """One PPO-penalty update in place, and the beta of the next one.
 
     beta        : price of a nat in this update, points
-    adapt       : (beta, measured kl) -> next beta; one of the published rules with its target set:
-                  partial(adaptive_beta, target=.01), partial(adaptive_beta_proportional, ...), or
-                  partial(adaptive_beta_dual_ascent, ...) of `policy_gradients`
+    adapt       : (beta, measured kl) -> next beta; one of the three rules of `policy_gradients`
+                  with its target set: partial(adaptive_beta, target=.01) is PPO's own,
+                  partial(adaptive_beta_proportional, ...) Ziegler's, made for the KL to the
+                  reference, partial(adaptive_beta_dual_ascent, ...) dual ascent
     inner_steps : steps of a fresh `optimizer` up `penalised_surrogate`, all on this experience;
                   Adam, because plain steps overshoot once learning_rate * beta is large
 

@@ -338,6 +338,22 @@ def test_value_clipping_is_pessimistic():
         pg.value_loss(values, None, tensor([[2.0]]), clip=0.2)
 
 
+@pytest.mark.parametrize(
+    ("returns", "dead"),
+    [(1.0, (0.2, 1.8)), (-1.0, (-1.8, -0.2)), (0.15, None)],
+    ids=["above", "below", "within reach of the clip"],
+)
+def test_value_clipping_is_dead_until_the_overshoot_is_what_the_clipped_value_lacks(returns, dead):
+    values = torch.arange(-2.475, 2.5, 0.05, dtype=F64)[None].requires_grad_()
+    target = torch.full_like(values, returns).detach()
+    loss = pg.value_loss(values, torch.zeros_like(target), target, clip=0.2).sum()
+    (slope,) = torch.autograd.grad(loss, values)
+    between = torch.zeros_like(values, dtype=torch.bool)
+    if dead is not None:
+        between = (values > dead[0]) & (values < dead[1])
+    near(slope, torch.where(between, 0.0, values - target).tolist(), 1e-12)
+
+
 def test_clip_fraction_is_measured_before_clipping():
     logp, old = tensor([[0.5, -0.5, 0.5, -0.5]]), torch.zeros(1, 4, dtype=F64)
     A = tensor([[1.0, 1, -1, -1]])

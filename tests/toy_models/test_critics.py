@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from policy_gradients import value_loss
+from policy_gradients import gae, shape_rewards_with_kl, value_loss
 from toy_models.critics import (
     LinearCritic,
     TabularCritic,
@@ -82,6 +82,29 @@ def test_a_perfect_critic_is_the_mean_reward_of_what_may_still_come():
             for row in responses
         ]  # fmt: skip
         close(values[x], torch.tensor(expected, dtype=torch.float64))
+
+
+def test_a_perfect_critic_is_perfect_for_the_score_without_discount_or_kl():
+    """At every prefix the advantages of a critic that is right average to zero."""
+    policy, reference = sorter(1), sorter(2)
+    critic = perfect_critic(policy, PROMPTS, REWARD)
+    responses, probs = responses_of(policy), response_log_probs(policy, PROMPTS).exp().detach()
+    batch, mask = responses.repeat(6, 1), policy.mask(responses).repeat(6, 1)
+    logp, logp_ref = (p.log_probs(PROMPTS, batch).detach() for p in (policy, reference))
+    scores, states = all_rewards(policy, PROMPTS, REWARD).flatten(), critic.prefixes(batch)
+    prompt = torch.arange(6).repeat_interleave(len(responses))[:, None].expand_as(states)
+
+    def worst(gamma, beta):
+        rewards = shape_rewards_with_kl(scores, logp, logp_ref, mask, beta=beta)
+        values = critic.values(PROMPTS, batch).detach()
+        advantages, _ = gae(rewards, values, last_token(mask), gamma=gamma, lam=0.9)
+        weighted = torch.where(mask, probs.flatten()[:, None] * advantages, 0.0)
+        sums = torch.zeros_like(critic.table.detach())
+        return sums.index_put((prompt, states), weighted, accumulate=True).abs().max().item()
+
+    assert worst(1.0, 0.0) < 1e-12
+    assert worst(0.9, 0.0) > 0.1
+    assert worst(1.0, 0.3) > 0.1
 
 
 def test_a_table_sees_the_prefix_the_prompt_and_nothing_that_comes_later():
@@ -260,3 +283,21 @@ def test_explained_variance_of_a_known_critic():
     half = torch.where(mask.bool(), returns / 2, math.nan)
     assert explained_variance(half, returns, mask) == pytest.approx(0.75)
     assert math.isnan(explained_variance(returns, torch.ones(2, 3), mask))
+
+
+def test_even_the_right_critic_does_not_explain_noise():
+    policy = sorter(10)
+    responses = policy.sample(PROMPTS, 500, seed=0)
+    mask = policy.mask(responses)
+
+    def explained(reward):
+        critic = perfect_critic(policy, PROMPTS, reward)
+        scores = reward(PROMPTS.repeat_interleave(500, 0), responses).double()
+        returns = scores[:, None].expand(mask.shape)
+        return explained_variance(critic.values(PROMPTS, responses), returns, mask)
+
+    def known_before(prompts, responses):  # the prompt decides alone: nothing is left to chance
+        return (prompts[..., 0] + 0.0 * responses[..., 0]).double()
+
+    assert 0.1 < explained(REWARD) < 0.9
+    assert explained(known_before) == pytest.approx(1, abs=1e-12)

@@ -168,6 +168,25 @@ def test_a2c_on_all_responses_is_the_exact_gradient(kind, lam):
         assert torch.cosine_similarity(found, truth, dim=0) < 0.98
 
 
+@pytest.mark.parametrize(
+    ("change", "length", "cosine"),
+    [({"whitening": True}, 2.034, 1.0), ({"gamma": 0.5}, 0.546, 0.827)],
+    ids=["whitening", "gamma"],
+)
+def test_a2c_is_not_the_gradient_with_whitening_or_discount(change, length, cosine):
+    """Both with a perfect critic, at train's own lam."""
+    policy = EveryResponseOnce(3, 3, eos_id=None, prompts=PROMPTS).double()
+    critic = perfect_critic(policy, PROMPTS, TASK.reward)
+    truth = exact_gradient(policy, PROMPTS, TASK.reward)
+    train(
+        policy, PROMPTS, TASK.reward, A2C, critic=critic, steps=1, group=27, learning_rate=0.1,
+        optimizer=torch.optim.SGD, **({"whitening": False} | change),
+    )  # fmt: skip
+    found = policy.table.detach().flatten() / 0.1
+    assert (found.norm() / truth.norm()).item() == pytest.approx(length, abs=6e-4)
+    assert torch.cosine_similarity(found, truth, dim=0).item() == pytest.approx(cosine, abs=6e-4)
+
+
 def test_the_critic_learns_the_conditional_mean_while_the_policy_waits():
     policy = tree(1, prompts=PROMPT)
     before = policy.table.detach().clone()
@@ -413,7 +432,7 @@ def test_same_seed_same_bits_with_a_critic(minibatches):
         ("minibatches must be a whole number of at least 1, got 0", {"minibatches": 0}),
         (r"minibatches=49 is more than the 48 responses of a step \(6 prompts x group 8\)",
          {"minibatches": 49}),
-        ("mine pays its KL per token, which needs kl_estimator=k1",
+        ("mine pays its KL per token, which needs kl_estimator=k1, the only one of k1, k2, k3",
          {"algorithm": replace(PPO, name="mine", kl_estimator=k3)}),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 import copy
 import math
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from policy_gradients import (
     adaptive_beta,
     adaptive_beta_dual_ascent,
     adaptive_beta_proportional,
+    group_centered,
+    leave_one_out,
     natural_gradient_step,
     ppo_clip,
 )
@@ -27,6 +30,7 @@ from toy_models.exact import (
     flat_gradient,
     random_logits,
     response_log_probs,
+    responses_of,
     scores,
     tabular_policy,
     token_log_probs_of,
@@ -113,6 +117,40 @@ def test_on_all_responses_surrogate_and_kl_are_those_of_the_exact_laboratory(kin
     assert mean_kl(policy, experience).item() == pytest.approx(0, abs=1e-12)
 
 
+class Dealt(TabularPolicy):
+    """Samples are what was dealt."""
+
+    def sample(self, prompts, group=1, *, seed=None, temperature=1.0):
+        return self.dealt
+
+
+def test_on_samples_the_slope_of_the_surrogate_is_as_unbiased_as_its_advantages():
+    """The mean over all 16 pairs of responses: ∇J from the other's reward, half of it centred."""
+    policy = Dealt(2, 2).double()
+    with torch.no_grad():
+        policy.table.copy_(torch.tensor([[0.4, -0.3], [0.1, 0.9]], dtype=torch.float64))
+    responses, prompts = responses_of(policy), torch.tensor([[1, 0]])
+    probs = response_log_probs(policy, prompts)[0].exp().detach().tolist()
+
+    def reward(prompts, responses):
+        return 1.0 + 2 * responses[..., 0] + 3 * responses[..., 0] * responses[..., 1]
+
+    def mean(advantage):
+        total = torch.zeros(4, dtype=torch.float64)
+        for (i, p), (j, q) in product(enumerate(probs), repeat=2):
+            policy.dealt = responses[[i, j]]
+            experience = sampled_experience(
+                policy, prompts, reward, group=2, seed=0, advantage=advantage
+            )
+            total += p * q * flat_gradient(surrogate(policy, experience), policy)
+        return total
+
+    truth = exact_gradient(policy, prompts, reward)
+    close(mean(leave_one_out), truth)
+    close(mean(group_centered), 0.5 * truth)
+    assert truth.norm() > 0.1
+
+
 @kinds
 def test_fisher_product_is_the_covariance_of_the_scores(kind):
     build, reward = POLICIES[kind]
@@ -149,6 +187,22 @@ def test_fisher_is_the_curvature_of_the_kl_at_zero(kind):
         ):
             curvature = ((kl(there) + kl(back)) / h**2).item()
             assert curvature == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_fisher_takes_its_states_from_the_experience_and_its_actions_from_the_policy():
+    """On a tree the two can be told apart: the block of a state is visits * (diag(p) - p p^T)."""
+    old, policy = tree(3), tree(4)
+    experience = enumerated_experience(old, PROMPT, ENDED)
+    states, probs = old.state_ids(experience.responses), policy.table[0].softmax(-1).detach()
+    weights = (experience.weights[:, None] * experience.mask)[experience.mask]
+    visits = torch.zeros(len(probs), dtype=torch.float64)
+    visits.index_add_(0, states[experience.mask], weights)
+    blocks = [n * (p.diag() - p[:, None] * p) for n, p in zip(visits, probs, strict=True)]
+    found = fisher_matrix(policy, experience)
+    close(found, torch.block_diag(*blocks))
+    u = scores(policy, PROMPT[0])
+    own = (u.T * response_log_probs(policy, PROMPT)[0].exp().detach()) @ u
+    assert (found - own).norm() > 0.1 * own.norm()  # E[u u^T] counts the policy's own visits
 
 
 def test_sampled_fisher_is_a_block_per_visited_state():
@@ -203,6 +257,24 @@ def test_conjugate_gradient_gives_the_same_step_as_the_matrix(kind):
     # parameters may have directions that change nothing: compare what can be measured
     close(fisher @ step, fisher @ expected, atol=1e-7)
     assert (step @ fisher @ step).item() == pytest.approx(0.02, abs=1e-9)
+
+
+def test_damping_is_added_to_the_fisher_matrix_and_the_step_stays_below_delta():
+    policy = tree(6)
+    experience = enumerated_experience(policy, PROMPT, ENDED)
+    fisher, gradient = fisher_matrix(policy, experience), exact_gradient(policy, PROMPT, ENDED)
+    rank, size = int(torch.linalg.matrix_rank(fisher, hermitian=True)), len(fisher)
+    assert rank == 2 * size // 3  # three logits at every state, and a shift of all three is silent
+    pinv = torch.linalg.pinv(fisher, hermitian=True) @ gradient
+    close(natural_gradient(policy, experience, cg_steps=rank), pinv, atol=1e-6)
+    early = natural_gradient(policy, experience, cg_steps=2)
+    assert (early - pinv).norm() > 0.1 * pinv.norm()
+    damped = fisher + 0.1 * torch.eye(size, dtype=torch.float64)
+    solved = torch.linalg.solve(damped, gradient)
+    close(natural_gradient(policy, experience, damping=0.1, cg_steps=rank), solved, atol=1e-7)
+    step = full_step(policy, experience, delta=0.01, damping=0.1, cg_steps=rank)
+    assert (step @ damped @ step / 2).item() == pytest.approx(0.01, abs=1e-9)
+    assert (step @ fisher @ step / 2).item() < 0.8 * 0.01
 
 
 def test_no_step_of_the_same_length_in_kl_gains_more():
