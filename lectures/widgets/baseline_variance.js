@@ -150,7 +150,7 @@ export function sentence(state) {
     `The best constant, b* = ${rate(best)}, gives ${significant(variance.best, 3)}; your ` +
     `b = ${fixed(state.baseline, 2)} gives ${significant(variance.own, 3)}. ` +
     `Right answers are ${fixed(100 * p, 1)} % of all answers and hold ${fixed(100 * held, 1)} % ` +
-    `of the squared score length${state.reward === "graded" ? ";" : ":"} b* lies ${side}.`
+    `of the squared length of the score vectors${state.reward === "graded" ? ";" : ":"} b* lies ${side}.`
   );
 }
 
@@ -299,7 +299,7 @@ function sharesPanel(plot, found) {
     ...follow(BEST, found.best),
     ...heading(plot, SHARES, roomy ? "Two averages of the rewards" : "Two averages (shares in %)", [
       { sample: swatch(MEAN, false), words: roomy ? "by frequency: V" : "frequency: V", room: roomy ? 142 : 122 },
-      { sample: swatch(BEST, true), words: roomy ? "by squared score length: b*" : "by ‖u‖²: b*", room: 0 },
+      { sample: swatch(BEST, true), words: roomy ? "by squared length ‖u‖²: b*" : "by ‖u‖²: b*", room: 0 },
     ]),
     frame(plot, SHARES),
     ...found.levels.flatMap(({ reward, answers: often, squares }) => [
@@ -399,8 +399,8 @@ function about({ reward, baseline }, found, low, high) {
   return (
     `Top: the variance as a parabola in the baseline b, lowest at b* = ${rate(best)} with ` +
     `${number(v.best)}; ${parabola.join(", ")}. Marked: ${marks.join(", ")}. Middle: how often each ` +
-    `reward occurs, and its share of the squared score length: ${levels.join("; ")}. Bottom: the ` +
-    `variance with nothing, V and b* subtracted, against the skill: ${sweep.join("; ")}. ` +
+    `reward occurs, and its share of the squared length of the score vectors: ` +
+    `${levels.join("; ")}. Bottom: the variance with nothing, V and b* subtracted, against the skill: ${sweep.join("; ")}. ` +
     (flip === null
       ? "V is better than nothing at every skill."
       : `V and nothing cross at skill ${fixed(flip, 2)}, pass rate ${rate(flipRate)}.`)

@@ -39,7 +39,7 @@ NAMES = {"binary": "Right or wrong", "graded": "Partial credit", "arms": "Two ar
 
 
 class TwoArms(Policy):
-    """One answer of one token, 0 (right) or 1, from a single logit: its score is a number."""
+    """One answer of one token, 0 (right) or 1, one logit; its score vector is a number."""
 
     def __init__(self, logit: float):
         super().__init__(2, 1)
@@ -207,7 +207,8 @@ class BaselineVariance(LectureWidget):
             f"The best constant, b* = {rate(best)}, gives {significant(variance['best'], 3)}; "
             f"your b = {fixed(self.baseline, 2)} gives {significant(variance['own'], 3)}. "
             f"Right answers are {fixed(100 * p, 1)} % of all answers and hold "
-            f"{fixed(100 * found['right_squares'], 1)} % of the squared score length"
+            f"{fixed(100 * found['right_squares'], 1)} % of the squared length of the score "
+            f"vectors"
             f"{';' if self.reward == 'graded' else ':'} b* lies {side}."
         )
 
@@ -327,7 +328,7 @@ def _draw_shares(axis: Axes, page: Axes, found: dict, xlim: tuple) -> None:
     _mark(axis, 2, found["best"], 0)
     top = SHARES[0] - 12
     page.text(LEFT, top, "Two averages of the rewards", path_effects=HALO, **BOLD)
-    for i, x, words in ((1, 226, "by frequency: V"), (2, 368, "by squared score length: b*")):
+    for i, x, words in ((1, 226, "by frequency: V"), (2, 368, "by squared length ‖u‖²: b*")):
         face = LOOKS[i]["color"] if i == 1 else "white"
         look = {"markerfacecolor": face, "color": LOOKS[i]["color"], "markersize": 7.5}
         page.plot(LEFT + x + 17, top - 4, "s", markeredgewidth=1.5, **look)

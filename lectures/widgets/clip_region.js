@@ -17,8 +17,8 @@ const METHODS = {
   grpo: [
     "GRPO",
     { eps_low: 0.2, eps_high: 0.2 },
-    "PPO's clip; other is what A is made from. Paper's values: no ε printed (Shao et al. 2024); " +
-      "0.2 is PPO's.",
+    "PPO's clip; the advantage, the average and the KL differ. Paper's values: no ε printed " +
+      "(Shao et al. 2024); 0.2 is PPO's.",
   ],
   dapo: [
     "DAPO",
@@ -238,14 +238,17 @@ export function numbers(state) {
 
 // --- words ---------------------------------------------------------------------------------
 
-// An edge of the clip, with as many decimals as ε has, at least two and at most five.
-function edge(value, epsilon) {
+// How many decimals ε has, at least two and at most five.
+function decimals(epsilon) {
   const whole = (digits) => {
     const scaled = epsilon * 10 ** digits;
     return Math.abs(scaled - Math.floor(scaled + 0.5)) < 1e-6;
   };
-  return fixed(value, [2, 3, 4].find(whole) ?? 5);
+  return [2, 3, 4].find(whole) ?? 5;
 }
+
+// An edge of the clip, with as many decimals as ε has.
+const edge = (value, epsilon) => fixed(value, decimals(epsilon));
 
 // A share in per cent; 0 and 100 are printed only where nothing or all of it is meant.
 function percent(share, digits) {
@@ -273,7 +276,7 @@ function oneToken(state) {
     const below = state.eps_low < 1 ? `, below ρ = ${lowText} at ${lowText}·A` : "";
     return (
       `above ρ = ${highText} the weight of ${who} is held at ${highText}·A = ` +
-      `${fixed(high * advantageOf(state), 2)}${below}; none is silenced.`
+      `${fixed(high * advantageOf(state), decimals(state.eps_high))}${below}; none is silenced.`
     );
   }
   const gspo = state.method === "gspo";

@@ -61,8 +61,8 @@ METHODS = {
     "grpo": _method(
         "grpo",
         "GRPO",
-        "PPO's clip; other is what A is made from. Paper's values: no ε printed (Shao et al. "
-        "2024); 0.2 is PPO's.",
+        "PPO's clip; the advantage, the average and the KL differ. Paper's values: no ε printed "
+        "(Shao et al. 2024); 0.2 is PPO's.",
     ),
     "dapo": _method(
         "dapo", "DAPO", "Paper's values: ε = 0.2 and 0.28 (Yu et al. 2025, section 4.1)."
@@ -126,8 +126,10 @@ class Region(NamedTuple):
 def default_tokens(seed: int = 366) -> list[list[float]]:
     """Return 256 rows (ratio, advantage, sequence): 32 invented sequences of 8 tokens.
 
-    log ρ is normal with deviation 0.25, about as far as a batch drifts in a few epochs of
-    minibatch steps; the advantage is standard normal, one per sequence. Within a sequence the
+    log ρ is normal with deviation 0.25, which fills every region. A real batch looks different:
+    in the recorded step of the gallery half of the tokens have |log ρ| below 0.0004 before the
+    last update, and nine of 439 have become more than ten times less probable. The advantage is
+    standard normal, one per sequence. Within a sequence the
     log-ratios are shifted so that their mean, the logarithm of the sequence's ratio, is normal
     with deviation 4e-4. That is an idealisation: eight independent tokens would have a mean of
     deviation 0.09, and it takes thousands to come near GSPO's ε. It lets one batch show every
@@ -493,7 +495,8 @@ class ClipRegion(LectureWidget):
             below = f", below ρ = {_edge(low, self.eps_low)} at {_edge(low, self.eps_low)}·A"
             return (
                 f"above ρ = {_edge(high, self.eps_high)} the weight of {who} is held at "
-                f"{_edge(high, self.eps_high)}·A = {fixed(high * self.advantage, 2)}"
+                f"{_edge(high, self.eps_high)}·A = "
+                f"{fixed(high * self.advantage, _decimals(self.eps_high))}"
                 f"{below if self.eps_low < 1 else ''}; none is silenced."
             )
         gspo, floored = self.method == "gspo", self.method == "dual_clip" and sign < 0
@@ -608,11 +611,16 @@ def _round_up(value: float) -> float:
 
 
 def _edge(edge: float, epsilon: float) -> str:
-    """An edge of the clip, with as many decimals as ε has, at least two and at most five."""
+    """An edge of the clip, with as many decimals as ε has."""
+    return fixed(edge, _decimals(epsilon))
+
+
+def _decimals(epsilon: float) -> int:
+    """How many decimals ε has, at least two and at most five."""
     for digits in (2, 3, 4):
         if abs(epsilon * 10**digits - math.floor(epsilon * 10**digits + 0.5)) < 1e-6:
-            return fixed(edge, digits)
-    return fixed(edge, 5)
+            return digits
+    return 5
 
 
 def _percent(share: float, digits: int) -> str:

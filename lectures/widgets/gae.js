@@ -139,8 +139,9 @@ function reason({ critic, error, lam, gamma }, bias) {
   }
   if (critic === "offset") {
     return (
-      "What all values share cancels from one to the next: no bias at any λ; only the variance " +
-      "changes."
+      "An error that all values share moves every answer's advantages alike, because all answers " +
+      "here have three tokens: no bias at any λ, only the variance changes. (Where a token may end " +
+      "the answer, it biases that choice at λ < 1.)"
     );
   }
   return "Errors that differ from prefix to prefix do not cancel: bias at every λ below 1.";
@@ -253,9 +254,12 @@ function criticPanel(place, { title, found, grid, answers, lam, signal, low, hig
   const biased = grid.some(({ bias }) => bias > 1e-12);
   const marks = [
     { at: lam, value: found.error, words: `λ = ${fixed(lam, 2)}`, color: "var(--ink)" },
-    { at: found.best, value: found.best_error, words: `best ${fixed(found.best, 2)}`, color: BEST },
+    {
+      at: found.best, value: found.best_error,
+      words: `best λ = ${fixed(found.best, 2)}`, color: BEST,
+    },
   ].sort((a, b) => a.at - b.at);
-  const spots = spread(marks.map(({ at }) => x(at)), 84, left + 32, right - 32);
+  const spots = spread(marks.map(({ at }) => x(at)), 92, left + 46, right - 46);
   return [
     text(left, top - 50, biased ? title : `${title}: no bias at any λ`, { bold: true }),
     ...powers.flatMap((power) => [

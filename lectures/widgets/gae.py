@@ -219,8 +219,9 @@ class Gae(LectureWidget):
             return "Without error there is no bias at any λ, and the smallest λ is the calmest."
         if self.critic == "offset":
             return (
-                "What all values share cancels from one to the next: no bias at any λ; only the "
-                "variance changes."
+                "An error that all values share moves every answer's advantages alike, because all "
+                "answers here have three tokens: no bias at any λ, only the variance changes. "
+                "(Where a token may end the answer, it biases that choice at λ < 1.)"
             )
         return "Errors that differ from prefix to prefix do not cancel: bias at every λ below 1."
 
@@ -325,10 +326,10 @@ def _mark(axis: Axes, page: Axes, left: float, wide: float, lam: float, found: d
     """The present λ and the best one: labels above the panel, lines down to the error."""
     marks = [
         (lam, found["error"], f"λ = {fixed(lam, 2)}", INK),
-        (found["best"], found["best_error"], f"best {fixed(found['best'], 2)}", SERIES[3]),
+        (found["best"], found["best_error"], f"best λ = {fixed(found['best'], 2)}", SERIES[3]),
     ]
     marks.sort(key=lambda mark: mark[0])
-    spots = spread([left + wide * at for at, *_ in marks], 84, left + 32, left + wide - 32)
+    spots = spread([left + wide * at for at, *_ in marks], 92, left + 46, left + wide - 46)
     for spot, (at, value, words, color) in zip(spots, marks, strict=True):
         page.plot([spot, left + wide * at], [TOP - 8, TOP], color=color, linewidth=1.1)
         axis.plot([at, at], [value, axis.get_ylim()[1]], color=color, linewidth=1.1)

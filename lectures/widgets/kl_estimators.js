@@ -139,7 +139,7 @@ function push(n, i) {
     case "exact": return "gives exactly ∇KL";
     case "forward": return `gives ∇KL(π_ref‖π) instead, which ${part}`;
     case "across": return `stands almost at right angles to ∇KL: it ${part}`;
-    case "away": return `drives away from π_ref: it ${part}`;
+    case "away": return `raises the KL: it ${part}`;
     default: return part;
   }
 }
@@ -163,7 +163,8 @@ export function sentence(state) {
   const right = all.filter((i) => kind(n, i) === "exact").map((i) => NAMES[i]);
   let verdict = "Here none of them gives the gradient of the KL.";
   if (right.length > 0) {
-    verdict = `Here ${right.join(" and ")} alone is the KL penalty it claims to be.`;
+    const gives = right.length === 1 ? "gives" : "give";
+    verdict = `Here ${right.join(" and ")} alone ${gives} the gradient of the KL.`;
   } else if (state.policy === "tree") {
     verdict = "Here none of them gives the gradient of the KL of whole responses: a token also "
       + "decides which prefixes come next, and no k of one token knows about them.";
@@ -172,8 +173,8 @@ export function sentence(state) {
 }
 
 const SAME_GRADIENT =
-  "Independent tokens: in the loss, per token and sequence give the same gradient, because what "
-  + "one token does has mean 0 against every other. ";
+  "Independent tokens: in the loss, per token and sequence give the same gradient on "
+  + "average: the other tokens' parts of the response's k average out. ";
 const note = ({ policy, place }) =>
   (policy === "independent" && PLACES[place].loss ? SAME_GRADIENT : "")
   + "Per token: each token's k, summed; sequence: k of the response's ℓ. Distance: 0 is π_ref, 1 "

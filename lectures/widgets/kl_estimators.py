@@ -172,8 +172,8 @@ def _length(rows: int, vocab: int, *, tree: bool) -> int | None:
 
 
 SAME_GRADIENT = (
-    "Independent tokens: in the loss, per token and sequence give the same gradient, because what "
-    "one token does has mean 0 against every other. "
+    "Independent tokens: in the loss, per token and sequence give the same gradient on "
+    "average: the other tokens' parts of the response's k average out. "
 )
 
 
@@ -343,7 +343,8 @@ class KLEstimators(LectureWidget):
         pushes = "; ".join(f"{NAMES[i]} {_push(n, i, kinds[i])}" for i in range(3))
         right = [NAMES[i] for i in range(3) if kinds[i] == "exact"]
         if right:
-            verdict = f"Here {' and '.join(right)} alone is the KL penalty it claims to be."
+            gives = "gives" if len(right) == 1 else "give"
+            verdict = f"Here {' and '.join(right)} alone {gives} the gradient of the KL."
         elif self.policy == "tree":
             verdict = (
                 "Here none of them gives the gradient of the KL of whole responses: a token also "
@@ -423,7 +424,7 @@ def _push(n: dict[str, Any], i: int, what: str) -> str:
         "exact": "gives exactly ∇KL",
         "forward": f"gives ∇KL(π_ref‖π) instead, which {part}",
         "across": f"stands almost at right angles to ∇KL: it {part}",
-        "away": f"drives away from π_ref: it {part}",
+        "away": f"raises the KL: it {part}",
         "biased": part,
     }[what]
 

@@ -278,9 +278,9 @@ function about(state, values) {
 const note = ({ lengths, split }) =>
   (split ? `Whole step: tokens=${sum(lengths)} in mean_per_token. ` : "") +
   "Numbers: 1000 × the weight of a token, the factor on its ∇log π. One colour scale for all. " +
-  "“Right” means an advantage above 0. The answers are one prompt's group, to which the papers' " +
-  "averages belong. GRPO: Shao et al. 2024, eq. 3. DAPO: Yu et al. 2025, eq. 12. Dr. GRPO: Liu " +
-  "et al. 2025, section 3.2.";
+  "“Right” means an advantage above 0. The four answers are one prompt's group; the papers " +
+  "define their averages over such a group. GRPO: Shao et al. 2024, eq. 3. DAPO: Yu et al. 2025, " +
+  "eq. 12. Dr. GRPO: Liu et al. 2025, section 3.2.";
 const off = ({ split }) => (split ? [] : ["divide"]);
 
 export default widget({ title: "Length bias", draw, sentence, note, off });

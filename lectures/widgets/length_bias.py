@@ -257,9 +257,9 @@ class LengthBias(LectureWidget):
         code = f"Whole step: tokens={sum(self.lengths)} in mean_per_token. "
         return (code if self.split else "") + (
             "Numbers: 1000 × the weight of a token, the factor on its ∇log π. One colour scale "
-            "for all. “Right” means an advantage above 0. The answers are one prompt's group, to "
-            "which the papers' averages belong. GRPO: Shao et al. 2024, eq. 3. DAPO: Yu et al. "
-            "2025, eq. 12. Dr. GRPO: Liu et al. 2025, section 3.2."
+            "for all. “Right” means an advantage above 0. The four answers are one prompt's "
+            "group; the papers define their averages over such a group. GRPO: Shao et al. 2024, "
+            "eq. 3. DAPO: Yu et al. 2025, eq. 12. Dr. GRPO: Liu et al. 2025, section 3.2."
         )
 
     @property

@@ -199,14 +199,14 @@ function clipped({ step, update }, row) {
     const stale = "; the samples are the old policy's, and nothing corrects for it";
     return `no ratio, so no clip${fresh ? "" : stale}`;
   }
-  if (row.surrogate === "unclipped") return "no clip: no token is silenced";
-  if (row.surrogate === "sapo") return "a soft gate: no token is silenced";
+  if (row.surrogate === "unclipped") return "there is no clip, no token is silenced by it";
+  if (row.surrogate === "sapo") return "the gate is soft, no token is silenced by it";
   if (row.surrogate === "cispo") {
     if (cut + raised === 0) return `${ones}no ratio is bounded`;
     const words = [`cut to ${edge(1 + above)}`, `raised to ${edge(1 - below)}`];
     const rest = raised > 0 ? ` and that of ${raised} ${words[1]}` : "";
     const what = cut === 0 ? `${raised} of ${every} is ${words[1]}` : `${cut} of ${every} is ${words[0]}${rest}`;
-    return `the ratio of ${what}, none is silenced`;
+    return `the ratio of ${what}, none is silenced by it`;
   }
   const silent = high + low + dual;
   if (silent === 0) return `${ones}no token is clipped`;

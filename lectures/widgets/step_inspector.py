@@ -329,9 +329,9 @@ class StepInspector(LectureWidget):
             stale = "; the samples are the old policy's, and nothing corrects for it"
             return f"no ratio, so no clip{'' if fresh else stale}"
         if surrogate == "unclipped":
-            return "no clip: no token is silenced"
+            return "there is no clip, no token is silenced by it"
         if surrogate == "sapo":
-            return "a soft gate: no token is silenced"
+            return "the gate is soft, no token is silenced by it"
         if surrogate == "cispo":
             ceiling, floor = _edge(1 + knobs["eps_high"]), _edge(1 - knobs["eps_low"])
             if cut + raised == 0:
@@ -342,7 +342,7 @@ class StepInspector(LectureWidget):
             else:
                 what = f"{cut} of {every} is {words[0]}"
                 what += f" and that of {raised} {words[1]}" if raised else ""
-            return f"the ratio of {what}, none is silenced"
+            return f"the ratio of {what}, none is silenced by it"
         silent = high + low + dual
         if silent == 0:
             return f"{ones}no token is clipped"

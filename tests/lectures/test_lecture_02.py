@@ -134,7 +134,7 @@ def test_the_widget_says_what_the_lecture_computes(lecture):
 
 
 def test_the_mistakes_outvote_the_right_answers(lecture):
-    """Answer 2 below the widget: 13 % of the answers hold 97 % of the squared score length."""
+    """Answer 2 below the widget: 13 % of the answers hold 97 % of E‖u‖²."""
     widget = lecture["parabola"]
     widget.reward, widget.skill = "graded", 4
     wrong = [level for level in widget.numbers["levels"] if level["reward"] < 5]

@@ -79,11 +79,11 @@ def test_the_sentence_explains_the_side_by_the_right_answers():
             made = BaselineVariance(reward=reward, skill=tenth / 10)
             found = made.numbers
             if reward == "graded":
-                assert "% of the squared score length; b* lies" in made.sentence
+                assert "% of the squared length of the score vectors; b* lies" in made.sentence
             else:
                 assert found["mean"] == pytest.approx(found["pass_rate"])
                 assert found["best"] == pytest.approx(found["right_squares"])
-                assert "% of the squared score length: b* lies" in made.sentence
+                assert "% of the squared length of the score vectors: b* lies" in made.sentence
 
 
 def test_no_probability_is_rounded_to_0_or_to_1():

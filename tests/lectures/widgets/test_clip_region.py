@@ -82,6 +82,34 @@ def test_each_surrogate_in_javascript_is_that_of_the_library(tmp_path, missing):
     assert run.stdout == f"{len(CALLS) * 60} tokens agree\n"
 
 
+def test_a_real_batch_has_moved_less_and_a_few_of_its_tokens_more_than_the_invented_one():
+    """The numbers of `default_tokens` and of lecture 03's text above its widget."""
+    real = np.abs(np.log([ratio for ratio, *_ in tokens_of(RECORD)]))
+    assert np.median(real) < 0.0004
+    assert np.quantile(real, 0.9) < 0.022
+    rarer = [ratio for ratio, *_ in tokens_of(RECORD) if ratio < 1 / 10]
+    assert (len(rarer), int((real > math.log(10)).sum()), len(real)) == (9, 9, 439)
+    invented = np.log([ratio for ratio, *_ in default_tokens()])
+    assert np.std(invented) == pytest.approx(0.25, abs=0.02)
+    assert np.median(np.abs(invented)) > 0.1
+    lecture = (HERE.parents[2] / "lectures/03_ratios_and_clipping.ipynb").read_text("utf-8")
+    assert (
+        "half of the tokens have moved by $|\\\\log\\\\rho|<.0004$, and nine of 439 have" in lecture
+    )
+    assert "tokens have |log ρ| below 0.0004 before the" in default_tokens.__doc__
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"eps_high": 0.0004, "advantage": -3.0}, "held at 1.0004·A = −3.0012"),
+        ({"eps_high": 0.28, "advantage": 1.5}, "held at 1.28·A = 1.92"),
+    ],
+)
+def test_cispo_prints_a_product_with_the_decimals_of_its_edge(changes, words):
+    assert words in ClipRegion(method="cispo", **changes).sentence
+
+
 # --- facts --------------------------------------------------------------------------------------
 
 
@@ -221,7 +249,9 @@ def test_for_a_negative_advantage_the_axis_shows_that_nothing_bounds_the_ratio()
 
 def test_the_note_defines_the_weight_kept_and_who_is_a_sequence_alone():
     assert "Weight kept: Σ|weight| ÷ Σ|ρA|." in ClipRegion().note
-    assert "PPO's clip; other is what A is made from" in ClipRegion(method="grpo").note
+    assert (
+        "PPO's clip; the advantage, the average and the KL differ" in ClipRegion(method="grpo").note
+    )
     assert METHODS["grpo"].knobs == METHODS["ppo"].knobs
     alone = "each is a sequence of its own"
     assert alone in ClipRegion(method="gspo", tokens=[[1.0, 1.0]]).note

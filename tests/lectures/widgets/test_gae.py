@@ -11,6 +11,7 @@ from lectures.widgets import Gae, still
 from lectures.widgets import gae as module
 from policy_gradients.advantages import gae
 from toy_models import exact
+from toy_models.policies import AutoregressivePolicy
 from toy_models.sorting import inclusion_ordering_reward as partial_credit
 
 CRITICS = ("perfect", *module.CRITICS)
@@ -70,13 +71,49 @@ def test_a_perfect_critic_is_unbiased_at_every_lambda_and_calmest_at_zero(skill)
 
 
 @pytest.mark.parametrize(("error", "more"), [(1.0, True), (0.05, False)])
-def test_an_offset_cancels_and_changes_only_the_variance_up_or_down(error, more):
+def test_an_offset_moves_all_answers_alike_and_changes_only_the_variance_up_or_down(error, more):
     biases, variances = module.curves(0, "offset", error, 1.0).T
     perfect = module.curves(0, "perfect", 0.0, 1.0)[:, 1]
     assert biases.max() < 1e-24
     assert (variances[0] > perfect[0]) == more
     sentence = Gae(critic="offset", error=error, lam=0).sentence
-    assert sentence.endswith("no bias at any λ; only the variance changes.")
+    assert "no bias at any λ, only the variance changes. (Where a token may end" in sentence
+
+
+def test_an_offset_biases_the_end_where_a_token_may_end_the_answer():
+    """The last δ = R − V − c does not cancel: it is the same baseline only for equal lengths."""
+    end, offset = 2, 1.0
+    policy = AutoregressivePolicy(3, 3, eos_id=end)
+    with torch.no_grad():
+        dice = torch.Generator().manual_seed(0)
+        policy.table.copy_(0.5 * torch.randn(policy.table.shape, generator=dice))
+    policy = policy.double()
+    probs = exact.response_log_probs(policy, module.PROMPT)[0].detach().exp()
+    scores = exact.token_scores(policy, module.PROMPT).detach()
+    values = exact.prefix_values(policy, module.PROMPT, partial_credit)
+    responses = exact.responses_of(policy)
+    ends = (responses == end).long()
+    last = torch.where(ends.any(1), ends.argmax(1), 2)
+    done = torch.nn.functional.one_hot(last, 3).to(values.dtype)
+    before = torch.arange(3) <= last[:, None]
+    rewards = done * exact.all_rewards(policy, module.PROMPT, partial_credit)[0][:, None]
+
+    def bias(lam, wrong):
+        given = (values[:, :3] + wrong) * before
+        advantages, _ = gae(rewards, given, done, gamma=1.0, lam=lam)
+        mean = torch.einsum("n,nt,ntd->d", probs, advantages * before, scores)
+        return mean - exact.exact_gradient(policy, module.PROMPT, partial_credit)
+
+    lambdas = (0, 0.5, 0.95, 1)
+    for lam in lambdas:
+        assert bias(lam, 0.0).norm() < 1e-12  # the perfect critic
+    found = [bias(lam, offset).square().sum().item() for lam in lambdas]
+    assert found == sorted(found, reverse=True)
+    assert found[2] > 1e-6 > 1e-24 > found[3]
+    by_state = bias(0, offset).view(-1, 3)  # a row of logits for each prefix
+    open_end = (policy.states >= 0).sum(1) < 2  # at the last position every token ends
+    assert (by_state[open_end, end] < -1e-3).all()  # a critic too high makes ending look bad
+    assert by_state[~open_end].abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("critic", ["noise", "zero"])
@@ -138,7 +175,7 @@ def test_the_sentence_gives_the_reason():
         ({}, "bias at every λ below 1"),
         ({"critic": "zero"}, "bias at every λ below 1"),
         ({"lam": 1}, "a mere baseline"),
-        ({"critic": "offset"}, "no bias at any λ; only the variance changes"),
+        ({"critic": "offset"}, "no bias at any λ, only the variance changes"),
         ({"critic": "offset"}, "off by 0.50 points (the same at each prefix)"),
         ({}, "off by 0.50 points (root mean square over the 13 prefixes)"),
         ({"error": 0}, "without error"),

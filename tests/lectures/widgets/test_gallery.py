@@ -17,6 +17,7 @@ from lectures.widgets import (
     StepInspector,
     base,
     clip_region,
+    gae,
     step_view,
 )
 from lectures.widgets.step_inspector import REFERENCE
@@ -61,16 +62,32 @@ def test_the_answers_are_the_widgets_numbers(cells):
     assert BaselineVariance.presets["hits"][1].items() >= {"reward": "binary", "skill": 4}.items()
     (factor,) = re.findall(r"is ([\d.]+) times worse than nothing", expert.sentence)
     assert f"by a factor of {factor}" in texts["baseline-variance-text"]
+    wrong = expert.numbers["levels"][0]
+    shares = [
+        round(100 * x) for x in (expert.numbers["pass_rate"], wrong["answers"], wrong["squares"])
+    ]
+    words = (
+        "{} % of the answers are right, but their score vectors are so short that the {} % wrong "
+    )
+    assert (words + "ones hold {} % of").format(*shares) in texts["baseline-variance-text"]
 
     novice = BaselineVariance(reward="graded", skill=0)
     assert BaselineVariance.presets["novice"][1].items() >= {"reward": "graded", "skill": 0}.items()
     (better,) = re.findall(r"is ([\d.]+) times better than nothing", novice.sentence)
     found = novice.numbers
-    assert f"{better} times better than nothing" in texts["baseline-variance-text"]
+    assert f"leaves {better} times less variance" in texts["baseline-variance-text"]
     assert (
         f"$V={found['mean']:.2f}$ and $b^*={found['best']:.2f}$" in texts["baseline-variance-text"]
     )
     assert all(abs(row["answers"] - row["squares"]) < 0.02 for row in found["levels"])
+    rewards = [row["reward"] for row in found["levels"]]
+    words = f"earns {min(rewards):.0f} to {max(rewards):.0f} points"
+    assert words in texts["baseline-variance-text"]
+    assert f"pushed up by {found['mean']:.1f} on average" in texts["baseline-variance-text"]
+    variance = BaselineVariance(reward="binary", skill=0).numbers["variance"]
+    assert variance["mean"] / variance["best"] < 1.001
+    words = f"helps by a factor of {variance['none'] / variance['mean']:.2f} only"
+    assert words in texts["baseline-variance-text"]
 
     ppo, dapo = ClipRegion(method="ppo"), ClipRegion(method="dapo")
     assert f"falls from {ppo.dead} to {dapo.dead}" in texts["clip-region-text"]
@@ -99,7 +116,8 @@ def test_the_answers_are_the_widgets_numbers(cells):
 
     assert KLEstimators(distance=0).numbers["slope"] == 0
     token = KLEstimators(policy="tree", distance=1, place="loss_token").numbers
-    assert f"is {token['cosine'][1]:.3f}. Then" in texts["kl-estimators-text"]
+    words = f"is {token['cosine'][1]:.3f} ($k_3$'s is {token['cosine'][2]:.3f}). Then"
+    assert words in texts["kl-estimators-text"]
     whole = KLEstimators(policy="tree", distance=1, place="loss_response").numbers
     assert whole["gap"][1] == 0 == KLEstimators(place="loss_token").numbers["gap"][1]
     assert KLEstimators.presets["grpo"][1]["place"] == "loss_token"
@@ -108,7 +126,10 @@ def test_the_answers_are_the_widgets_numbers(cells):
     noisy = sixteen["other"]
     words = f"is {noisy['best_error']:.4f}, and not updating at all has {sixteen['signal']:.4f}"
     assert words in texts["gae-text"]
-    assert f"from 32 answers on ({thirty_two['other']['best_error']:.4f})" in texts["gae-text"]
+    biases, variances = gae.curves(0, "noise", 0.5, 1.0).T
+    enough = next(n for n in range(1, 33) if (biases + variances / n).min() < sixteen["signal"])
+    words = f"with 32 answers ({thirty_two['other']['best_error']:.4f}; {enough} would do)"
+    assert words in texts["gae-text"]
     assert thirty_two["other"]["best_error"] < sixteen["signal"] < noisy["best_error"]
     at_best = Gae(answers=16, lam=noisy["best"]).numbers["other"]
     assert at_best["bias"] < 0.05 * at_best["error"]
@@ -135,7 +156,8 @@ def test_the_answers_are_the_widgets_numbers(cells):
         (row,) = [r for r in StepInspector().step["rows"] if r["key"] == name]
         cut[name] = sum(gate in "hld" for gate in row["gates"][-1])
     tokens = len(row["gates"][-1])
-    assert f"cuts off {cut['grpo']} of the {tokens} tokens" in texts["step-inspector-text"]
+    words = f"leaves {cut['grpo']} of the {tokens} tokens without a push from their advantage"
+    assert words in texts["step-inspector-text"]
     assert f"\n{cut['gspo']}, more than half." in texts["step-inspector-text"]
     assert cut["gspo"] > tokens / 2
 

@@ -162,26 +162,25 @@ def test_the_sentence_names_what_is_right_and_only_that(policy, place, distance)
     widget = KLEstimators(policy=policy, place=place, distance=distance)
     n, sentence = widget.numbers, widget.sentence
     exact = [f"k{i + 1}" for i in range(3) if kind(n, i) == "exact"]
-    assert re.findall(r"Here (.*?) alone is the KL penalty", sentence) == exact
+    assert re.findall(r"Here (.*?) alone gives the gradient of the KL\.", sentence) == exact
     assert ("none of them gives the gradient of the KL" in sentence) == (not exact)
     if not exact:  # the reason that the sentence gives is true
         assert policy == "tree"
         assert place in ("loss_token", "reward_token")
     for i in range(3):
-        drives = f"k{i + 1} drives away" in sentence
-        assert drives == (n["cosine"][i] <= -0.05 and kind(n, i) != "forward")
+        raises = f"k{i + 1} raises the KL" in sentence
+        assert raises == (n["cosine"][i] <= -0.05 and kind(n, i) != "forward")
     assert "nan" not in sentence
-    assert "KL penalty: a token" not in sentence
 
 
 @pytest.mark.parametrize(("distance", "k"), [(1.25, 2), (1.3, 2), (1.8, 1), (1.85, 1), (1.9, 1)])
-def test_at_right_angles_a_gradient_drives_neither_there_nor_away(distance, k):
+def test_at_right_angles_a_gradient_neither_lowers_nor_raises_the_kl(distance, k):
     widget = KLEstimators(policy="independent", place="reward_token", distance=distance)
     assert abs(widget.numbers["cosine"][k]) < 0.05
     assert kind(widget.numbers, k) == "across"
     words = f"k{k + 1} stands almost at right angles to ∇KL: it projects to"
     assert words in widget.sentence
-    assert f"k{k + 1} drives" not in widget.sentence
+    assert f"k{k + 1} raises" not in widget.sentence
 
 
 def test_a_projection_is_no_length():
@@ -191,13 +190,13 @@ def test_a_projection_is_no_length():
     assert "none of them gives the gradient of the KL of whole responses" in widget.sentence
     assert "gives 0" not in widget.sentence
     away = KLEstimators(policy="independent", distance=4.0, place="reward_to_go").sentence
-    assert re.search(r"drives away from π_ref: it projects to −[\d.]+ × ∇KL", away)
+    assert re.search(r"raises the KL: it projects to −[\d.]+ × ∇KL", away)
 
 
 @pytest.mark.parametrize("distance", [0.3, 1.0, 3.0])
 def test_on_independent_tokens_per_token_and_sequence_give_one_gradient_in_the_loss(distance):
     """And the note says so there, and only there."""
-    words = "per token and sequence give the same gradient"
+    words = "per token and sequence give the same gradient on average"
     both = [KLEstimators(place=p, distance=distance) for p in ("loss_token", "loss_response")]
     for key in ("along", "across"):
         assert both[0].numbers[key] == pytest.approx(both[1].numbers[key], abs=1e-9)
