@@ -170,7 +170,7 @@ def test_every_widget_is_alive_and_answers_the_keyboard(page, visit, site):
                 page.keyboard.press("ArrowRight" if slider_can_grow(slider) else "ArrowLeft")
             expect(slider).not_to_have_attribute("aria-valuetext", value)
             if path.startswith(LIVE[:-5]):
-                slider = widget.get_by_role("slider", name="ε high")
+                slider = widget.get_by_role("slider", name="epsilon high")
                 slider.focus()
                 page.keyboard.press("ArrowRight")
                 expect(words).not_to_have_text(sentence)
