@@ -116,12 +116,18 @@ class Console:
                 f"{m['reward/format']:.2f}, exact {m['reward/exact']:.2f}), contrast in "
                 f"{m['groups/contrast']:.0%} of groups, {m['groups/trained']} trained"
             )
-            lines.append(
-                f"clip high {m.get('clip/high', 0):.1%} low {m.get('clip/low', 0):.1%}, KL old "
-                f"{m.get('kl/old', 0):.4f} ref {m.get('kl/ref', 0):.4f}, entropy "
-                f"{m['entropy']:.3f}, length {m['length/mean']:.1f}, truncated "
-                f"{m['length/truncated']:.1%}, gradient {m.get('grad_norm', 0):.2f}"
-            )
+            parts = [  # what was not measured (a skipped step, no reference) is not printed
+                ("clip high", "clip/high", ".1%"),
+                ("clip low", "clip/low", ".1%"),
+                ("KL old", "kl/old", ".4f"),
+                ("KL ref", "kl/ref", ".4f"),
+                ("entropy", "entropy", ".3f"),
+                ("length", "length/mean", ".1f"),
+                ("truncated", "length/truncated", ".1%"),
+                ("gradient", "grad_norm", ".2f"),
+            ]
+            known = (f"{name} {m[key]:{form}}" for name, key, form in parts if key in m)
+            lines.append(", ".join(known))
         if self.exact:
             lines.append("held-out exact at step " + ", ".join(self.exact[-8:]))
         if sample:

@@ -32,6 +32,10 @@ _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 class InvalidValueError(traitlets.TraitError, ValueError):
     """A value that a widget refuses; both a TraitError and a ValueError."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the sentence, without the way through this module."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 def module(name: str) -> str:
     """Return the ES module `name`.js with its neighbours written in place of their imports.

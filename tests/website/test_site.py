@@ -151,6 +151,16 @@ def test_every_page_opens_without_an_error_and_its_mathematics_is_typeset(page, 
 
 
 @browser
+def test_no_formula_is_cut_off_on_a_laptop(page, visit):
+    page.set_viewport_size({"width": 1280, "height": 800})
+    wide = "nodes => nodes.filter((n) => n.scrollWidth > n.clientWidth + 1).map((n) => n.id)"
+    for path in build.lectures().values():
+        visit(path.replace(".ipynb", ".html"))
+        page.wait_for_function("MathJax.startup.promise.then(() => true)")
+        assert page.locator(".bd-article div.math").evaluate_all(wide) == [], path
+
+
+@browser
 def test_every_widget_is_alive_and_answers_the_keyboard(page, visit, site):
     from playwright.sync_api import expect
 

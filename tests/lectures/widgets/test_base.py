@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from IPython.core.interactiveshell import InteractiveShell
 
 from lectures.widgets import ClipRegion, LengthBias, StepInspector
 from lectures.widgets.still import subscripted
@@ -96,3 +97,12 @@ def test_the_still_sets_subscripts_and_leaves_dollar_signs_and_code_alone():
     assert subscripted("log π_ref")["s"] == r"log π$_{\mathregular{ref}}$"
     for plain in ("mean_per_token", "“$x_1$” and π_ref", "ε low"):
         assert subscripted(plain) == {"s": plain, "parse_math": False}
+
+
+def test_a_notebook_shows_a_refusal_as_one_sentence(capsys):
+    code = "from lectures.widgets import Gae\nGae(lam=1.4)"
+    InteractiveShell.instance().run_cell(code, store_history=False)
+    shown = capsys.readouterr()
+    lines = (shown.out + shown.err).strip().splitlines()
+    assert len(lines) == 1
+    assert "lam is 1.4; it must lie between 0 and 1" in lines[0]
