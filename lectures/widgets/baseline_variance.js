@@ -6,24 +6,14 @@
 // Leaves out: sampling, groups of answers, and baselines that differ from token to token.
 import { fixed, line, picture, significant, spread, svg, text, ticks, widget } from "./base.js";
 import { enumerate, norm, moments, squaredScore } from "./exact.js";
+import { isRight, partialCredit, skilledTable } from "./sorter.js";
 
-// toy_models.exact.random_logits(3, 3, scale=0.3, seed=0)
-const BASE = [
-  [0.03771906632801799, -0.039631458987390566, 0.1921267951329846],
-  [0.03147003514591191, -0.16070081194833327, 0.10847851647284541],
-  [0.39120001353904116, 0.2841242889387726, -0.21112057074209778],
-];
-const PROMPT = [1, 0, 2];
-const RIGHT = [0, 1, 2];
 const MOST_SKILL = 6;
 const SKILLS = Array.from({ length: 61 }, (_, i) => i / 10);
 
-const isRight = (tokens) => tokens.every((token, t) => token === RIGHT[t]);
-const inOrder = (tokens) => tokens.filter((token, t) => t > 0 && token >= tokens[t - 1]).length;
-const included = (tokens) => PROMPT.filter((token) => tokens.includes(token)).length;
 const FAMILIES = {
   binary: { name: "Right or wrong", reward: (tokens) => Number(isRight(tokens)) },
-  graded: { name: "Partial credit", reward: (tokens) => included(tokens) + inOrder(tokens) },
+  graded: { name: "Partial credit", reward: partialCredit },
   arms: { name: "Two arms" },
 };
 
@@ -39,8 +29,7 @@ function answers(reward, skill) {
     ];
     return { list, signal: (p * (1 - p)) ** 2 };
   }
-  const table = BASE.map((row, t) => row.map((x, v) => (v === RIGHT[t] ? x + skill : x)));
-  const policy = enumerate({ table, length: 3 });
+  const policy = enumerate({ table: skilledTable(skill), length: 3 });
   const points = policy.responses.map(({ tokens }) => FAMILIES[reward].reward(tokens));
   const list = policy.responses.map((response, i) => ({
     prob: response.prob,

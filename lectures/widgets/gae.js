@@ -6,15 +6,8 @@
 // Leaves out: how a critic is trained, rewards before the last token, answers of other lengths.
 import { fixed, line, picture, significant, spread, svg, text, ticks, widget } from "./base.js";
 import { dot, enumerate, moments } from "./exact.js";
+import { partialCredit, skilledTable } from "./sorter.js";
 
-// toy_models.exact.random_logits(3, 3, scale=0.3, seed=0)
-const BASE = [
-  [0.03771906632801799, -0.039631458987390566, 0.1921267951329846],
-  [0.03147003514591191, -0.16070081194833327, 0.10847851647284541],
-  [0.39120001353904116, 0.2841242889387726, -0.21112057074209778],
-];
-const PROMPT = [1, 0, 2];
-const RIGHT = [0, 1, 2];
 const LENGTH = 3;
 const LAMBDAS = Array.from({ length: 101 }, (_, i) => i / 100);
 const AHEAD = 40;
@@ -25,8 +18,6 @@ const SIZE = Math.sqrt(dot(PATTERN, PATTERN) / PATTERN.length);
 // --- mathematics ---------------------------------------------------------------------------
 
 const stateOf = ([first, second], t) => [0, 1 + first, 4 + 3 * first + second][t];
-const inOrder = (tokens) => tokens.filter((token, t) => t > 0 && token >= tokens[t - 1]).length;
-const included = (tokens) => PROMPT.filter((token) => tokens.includes(token)).length;
 
 function remember(make) {
   const made = new Map();
@@ -42,9 +33,8 @@ function remember(make) {
 
 // All responses at one skill: rewards, the value E[R | prefix] of each prefix, and ∇J.
 const sorter = remember((skill) => {
-  const table = BASE.map((row, t) => row.map((x, v) => (v === RIGHT[t] ? x + skill : x)));
-  const policy = enumerate({ table, length: LENGTH });
-  const rewards = policy.responses.map(({ tokens }) => included(tokens) + inOrder(tokens));
+  const policy = enumerate({ table: skilledTable(skill), length: LENGTH });
+  const rewards = policy.responses.map(({ tokens }) => partialCredit(tokens));
   const mass = PATTERN.map(() => 0);
   const total = PATTERN.map(() => 0);
   policy.responses.forEach(({ tokens, prob }, i) => {

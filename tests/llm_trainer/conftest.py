@@ -6,6 +6,7 @@ It writes answers in the right format and is right now and then: enough to take 
 import pytest
 
 from llm_trainer import tiny
+from llm_trainer import train as train_module
 from llm_trainer.config import TaskConfig, WarmstartConfig, build
 from llm_trainer.models import load_policy
 from llm_trainer.task import Spelling
@@ -58,3 +59,28 @@ def make_config(model_folder, tmp_path):
 def policy(make_config):
     """A fresh copy of the warm-started policy."""
     return load_policy(make_config())
+
+
+class CrashError(RuntimeError):
+    """What `crash` stops a run with."""
+
+
+@pytest.fixture
+def crash(monkeypatch):
+    """A function that starts a run and lets it crash in the update of its fourth step."""
+
+    def start(config):
+        real, calls = train_module.learn, []
+
+        def learn(*arguments):
+            calls.append(1)
+            if len(calls) == 4:
+                raise CrashError
+            return real(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(train_module, "learn", learn)
+            with pytest.raises(CrashError):
+                train_module.train(config, quiet=True)
+
+    return start

@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 
-from llm_trainer import train as train_module
 from llm_trainer.config import ConfigError, build
 from llm_trainer.record import RecordError, load_record
 from llm_trainer.train import train
@@ -184,27 +183,13 @@ def test_recording_changes_no_number_of_the_run(make_config, tmp_path):
     assert not (tmp_path / "without/steps").exists()
 
 
-def test_a_resumed_run_writes_the_same_record(make_config, tmp_path, monkeypatch):
+def test_a_resumed_run_writes_the_same_record(make_config, tmp_path, crash):
     """Killed after step 3 with its checkpoint at step 2: step 3 is recorded again, the same."""
     settings = {"steps": 4, "save_every": 2, "record_steps": [2, 3, 4]}
     train(make_config(output_dir=str(tmp_path / "whole"), **settings), quiet=True)
 
-    class CrashError(RuntimeError):
-        pass
-
-    calls = []
-
-    def learn(*arguments):
-        calls.append(1)
-        if len(calls) == 4:
-            raise CrashError
-        return real(*arguments)
-
-    real = train_module.learn
-    monkeypatch.setattr(train_module, "learn", learn)
     cut = make_config(output_dir=str(tmp_path / "cut"), **settings)
-    with pytest.raises(CrashError):
-        train(cut, quiet=True)
+    crash(cut)
     assert set(contents(tmp_path / "cut/steps")) == {"step_0002.json", "step_0003.json"}
     train(cut, resume=True, quiet=True)
 

@@ -106,27 +106,13 @@ def test_a_learners_own_loss_trains_as_the_row_does(make_config, tmp_path):
 # ------------------------------------------------------------------ stop and go on
 
 
-def test_resumed_is_bit_identical_to_uninterrupted(make_config, tmp_path, monkeypatch):
+def test_resumed_is_bit_identical_to_uninterrupted(make_config, tmp_path, crash):
     """Stopped after step 3 with the last checkpoint at step 2: step 3 is done again, the same."""
     settings = {"steps": 5, "save_every": 2, "eval_every": 2}
     whole = train(make_config(output_dir=str(tmp_path / "whole"), **settings), quiet=True)
 
     folder = str(tmp_path / "cut")
-    calls = []
-
-    class CrashError(RuntimeError):
-        pass
-
-    def learn(*arguments):
-        calls.append(1)
-        if len(calls) == 4:
-            raise CrashError
-        return real(*arguments)
-
-    real = train_module.learn
-    monkeypatch.setattr(train_module, "learn", learn)
-    with pytest.raises(CrashError):
-        train(make_config(output_dir=folder, **settings), quiet=True)
+    crash(make_config(output_dir=folder, **settings))
     assert len((tmp_path / "cut/metrics.jsonl").read_text().splitlines()) == 4
     resumed = train(make_config(output_dir=folder, **settings), resume=True, quiet=True)
 
