@@ -1,9 +1,10 @@
 """Nothing is used before it is introduced, as far as a machine can see it.
 
-Two readings of the lectures in order. A function of ours that a cell calls must have been named in
-the text before (or in a comment beside it). A symbol of notation.md must be explained where it
-first appears: that cell has to contain a word of the symbol's own row. Whether the explanation is
-any good, only a reader can tell.
+Three readings of the lectures in order. A function of ours that a cell calls must have been named
+in the text before (or in a comment beside it). A symbol of notation.md must be explained where it
+first appears: that cell has to contain a word of the symbol's own row. An acronym that comes before
+the lecture that teaches it must be spelled out, or point there. Whether an explanation is any good,
+only a reader can tell.
 """
 
 import ast
@@ -18,8 +19,11 @@ LECTURES = Path(__file__).resolve().parents[2] / "lectures"
 PATHS = sorted(LECTURES.glob("[0-9][0-9]_*.ipynb"))
 OURS = re.compile(r"(policy_gradients|toy_models|llm_trainer)(\.|$)")
 EMPTY_WORDS = set(
-    "this that with from over when each have been they their what where which whatever never "
-    "always only into same kind than used uses does and the for one two".split()
+    re.findall(
+        r"\w+",
+        "this that with from over when each have been they their what where which whatever never "
+        "always only into same kind than used uses does",
+    )
 )
 lecture = pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
 
@@ -116,6 +120,44 @@ def test_a_symbol_is_explained_where_it_first_appears(symbol):
         )
 
 
+def acronyms() -> list[tuple[str, set[str], list[str]]]:
+    """(acronym, words of what it stands for, lectures that teach it) of notation.md's glossary."""
+    glossary = (LECTURES / "notation.md").read_text(encoding="utf-8").split("## Acronyms")[1]
+    rows = [[c.strip() for c in line.split("|")[1:-1]] for line in glossary.splitlines()]
+    return [
+        (acronym, set(re.findall(r"[a-z]{4,}", row[1].lower())), re.findall(r"\d\d", row[3]))
+        for row in rows
+        if len(row) == 5 and re.match(r"\d\d", row[3])
+        for acronym in row[0].replace("*", "").split(", ")
+    ]
+
+
+def out_of_turn(number: str, lecture_cells: list[Cell]) -> list[tuple[str, str]]:
+    """(cell, acronym) of those whose first mention neither spells them out nor points onwards."""
+    found = []
+    for acronym, words, taught in acronyms():
+        mention = re.compile(r"\b" + re.escape(acronym) + r"(?!\w)")
+        texts = [(c.name, prose(c.text)) for c in lecture_cells if c.kind == "markdown"]
+        first = next(((name, text) for name, text in texts if mention.search(text)), None)
+        if first is not None and number < min(taught):
+            name, text = first
+            spelled = [w for w in words if w in text.lower()]
+            if not spelled and not re.search(rf"\b({'|'.join(taught)})\b", text):
+                found.append((name, acronym))
+    return found
+
+
+def prose(markdown: str) -> str:
+    """Without code, formulas and equation tags."""
+    text = re.sub(r"```.*?```|`[^`]*`|\$\$.*?\$\$|\$[^$]+\$", " ", markdown, flags=re.DOTALL)
+    return re.sub(r"\[?\b[A-Z]{2,4}-\d+\]?", " ", text)
+
+
+@lecture
+def test_an_acronym_before_its_turn_is_spelled_out_or_points_onwards(path):
+    assert out_of_turn(path.stem[:2], cells(path)) == []
+
+
 def test_the_checks_see_what_is_missing():
     text = Cell("a", "markdown", "The function `known` and $\\rho_t$.")
     code = Cell("b", "code", "from toy_models.exact import known, secret\nknown(secret)")
@@ -125,3 +167,8 @@ def test_the_checks_see_what_is_missing():
     assert first_use("\\rho_t", {"x": [text]}) == ("x", text)
     assert first_use("G", {"x": [Cell("a", "markdown", "$G_t$ and $\\Gamma$ but $2G$")]})
     assert first_use("G", {"x": [Cell("a", "markdown", "$\\text{aG}$ G")]}) is None
+    early = [Cell("a", "markdown", "Like GRPO.")]
+    assert out_of_turn("01", early) == [("a", "GRPO")]
+    assert out_of_turn("08", early) == []
+    assert out_of_turn("01", [Cell("a", "markdown", "Like GRPO (lecture 08).")]) == []
+    assert out_of_turn("01", [Cell("a", "markdown", "GRPO, a group relative method.")]) == []
