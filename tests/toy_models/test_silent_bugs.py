@@ -1,0 +1,242 @@
+"""The planted-bug trainer: right where nothing is planted, wrong where a bug says it is."""
+
+import json
+import math
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+import torch
+
+from policy_gradients.algorithms import ALGORITHMS
+from toy_models import silent_bugs
+from toy_models.policies import AutoregressivePolicy
+from toy_models.silent_bugs import (
+    BUGS,
+    HEALTHY,
+    IN_THE_WARD,
+    PROBES,
+    RIGHT,
+    Ward,
+    gradient_map,
+    mask,
+    practise,
+    pushes,
+)
+from toy_models.train import train
+
+HURTS = {"end_dropped", "one_out", "cold_sampler", "cold_report", "scrambled", "stale_cache"}
+HURTS |= {"attached"}
+SEEDS = range(3)
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """name -> one run per seed, the healthy one included."""
+    parts = {HEALTHY: RIGHT} | {name: bug.patch(RIGHT) for name, bug in BUGS.items()}
+    return {name: [practise(p, seed=seed) for seed in SEEDS] for name, p in parts.items()}
+
+
+def test_without_a_bug_it_is_the_course_s_training_loop():
+    prompts = torch.tensor(silent_bugs.PROMPTS)
+    policy = AutoregressivePolicy(4, silent_bugs.LIMIT, eos_id=3, prompts=prompts).double()
+    history = train(
+        policy,
+        prompts,
+        silent_bugs.reward,
+        ALGORITHMS["grpo"],
+        beta=RIGHT.beta,
+        entropy_coefficient=RIGHT.bonus,
+        steps=12,
+        group=silent_bugs.GROUP,
+        inner_steps=silent_bugs.INNER,
+        learning_rate=0.08,
+        exact=True,
+        seed=5,
+    )
+    run = practise(RIGHT, steps=12, seed=5)
+    every, last = slice(0, None, silent_bugs.INNER), slice(silent_bugs.INNER - 1, None, 4)
+    assert run.curves["J"] == pytest.approx(history["objective"][every], abs=1e-9)
+    assert run.curves["entropy"] == pytest.approx(history["entropy"][every], abs=1e-9)
+    assert run.curves["kl"] == pytest.approx(history["kl_to_start"][every], abs=1e-9)
+    assert run.curves["loss"] == pytest.approx(history["loss"][last], abs=1e-9)
+    assert run.curves["gradient"] == pytest.approx(history["grad_norm"][last], abs=1e-9)
+
+
+def test_the_same_seed_gives_the_same_run():
+    one, two = (practise(RIGHT, steps=8, seed=3) for _ in range(2))
+    assert one.curves == two.curves
+    assert torch.equal(one.push, two.push)
+    assert practise(RIGHT, steps=8, seed=4).curves["reward"] != one.curves["reward"]
+
+
+def test_a_batch_that_is_never_reached_is_refused():
+    with pytest.raises(ValueError, match="looked_at=8 must be one of the 8 batches"):
+        practise(RIGHT, steps=8, looked_at=8)
+
+
+def test_pushes_are_gradients_with_respect_to_the_log_probs():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    tokens = torch.tensor([[0, 1, 2], [3, 3, 0]])
+    logp = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    weights = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.0, -1.0]], dtype=torch.float64)
+    found = pushes(-(weights * logp).sum(), logits, tokens)
+    torch.testing.assert_close(found, weights, rtol=0, atol=1e-12)
+
+
+def test_records_are_frozen_and_complete():
+    for name, bug in BUGS.items():
+        assert bug.name == name
+        assert bug.probe in PROBES
+        assert all(getattr(bug, field.name) for field in fields(bug))
+        assert bug.patch(RIGHT) != RIGHT
+        with pytest.raises(FrozenInstanceError):
+            bug.name = "other"
+    assert silent_bugs.Parts() == RIGHT  # no patch has touched it
+
+
+def test_the_healthy_run_is_what_it_should_be(runs):
+    for run in runs[HEALTHY]:
+        assert torch.equal(run.mask, mask(run.tokens))
+        assert (run.first_ratio[run.mask] == 1).all()
+        factors = gradient_map(run)
+        pushed = factors[run.mask & ~factors.isnan()]  # silenced at home: nothing at all
+        torch.testing.assert_close(pushed, torch.ones_like(pushed), rtol=1e-9, atol=0)
+        assert len(pushed) > 0.9 * int(run.mask.sum())
+        assert factors[~run.mask].isnan().all()
+        assert run.curves["J"][-1] > run.curves["J"][0] + 2
+
+
+def test_seven_hurt_and_the_others_pass_unseen(runs):
+    right = torch.tensor([run.curves["J"][-1] for run in runs[HEALTHY]])
+    for name in BUGS:
+        J = torch.tensor([run.curves["J"][-1] for run in runs[name]])
+        assert bool((J - right).mean() < -0.3) == (name in HURTS), name
+
+
+def test_every_run_looks_alive(runs):
+    """Nothing is ever NaN, and the loss moves in every one but where its gradient is gone."""
+    for name, of_name in runs.items():
+        for run in of_name:
+            curves = run.curves
+            assert all(math.isfinite(x) for values in curves.values() for x in values), name
+            moved = {round(loss, 9) for loss in curves["loss"]}
+            assert len(moved) > 20 or (name == "attached" and len(moved) == 1), name
+            assert len(set(curves["reward"])) > 10, name
+
+
+def factors_of(runs, name):
+    """(row, map, mask) with the map restricted to one run."""
+    run = runs[name][0]
+    return run, gradient_map(run), mask(run.tokens)
+
+
+def test_map_of_the_end_token_and_of_padding(runs):
+    run, factors, valid = factors_of(runs, "end_dropped")
+    ends = valid & (run.tokens == silent_bugs.END)
+    assert (run.push[ends].abs() < 1e-12).all()
+    assert (run.push[valid & ~ends].abs() > 1e-12).any()
+    run, factors, valid = factors_of(runs, "padding_trained")
+    assert factors[~valid].isinf().all()
+
+
+def test_map_of_counts_follows_the_length(runs):
+    """One factor per response, different ones for different lengths."""
+    _, factors, valid = factors_of(runs, "own_counts")
+    spans = [row[keep] for row, keep in zip(factors, valid, strict=True)]
+    assert max((row.max() - row.min()).item() for row in spans) < 1e-9
+    assert max(row[0] for row in spans) > 1.1 * min(row[0] for row in spans)
+
+
+def test_map_of_scrambled_turns_signs_response_by_response(runs):
+    _, factors, valid = factors_of(runs, "scrambled")
+    assert (factors[valid] < 0).double().mean() > 0.15
+
+
+def test_map_is_blind_to_the_sampler_and_surprise_is_not(runs):
+    run, factors, valid = factors_of(runs, "cold_sampler")
+    factors = factors[valid & ~factors.isnan()]
+    torch.testing.assert_close(factors, torch.ones_like(factors), rtol=1e-9, atol=0)
+    for run in runs["cold_sampler"]:
+        gaps = [s - h for s, h in zip(run.curves["surprise"], run.curves["entropy"], strict=True)]
+        assert sum(gaps[10:]) / len(gaps[10:]) < -0.4
+    for run in runs[HEALTHY]:
+        gaps = [s - h for s, h in zip(run.curves["surprise"], run.curves["entropy"], strict=True)]
+        assert abs(sum(gaps[10:]) / len(gaps[10:])) < 0.2
+
+
+@pytest.mark.parametrize("name", sorted(BUGS))
+def test_first_ratio_is_one_but_for_the_caches(runs, name):
+    run = runs[name][0]
+    valid = mask(run.tokens)
+    ones = ((run.first_ratio[valid] - 1).abs() < 1e-9).double().mean().item()
+    assert ones < 0.5 if BUGS[name].probe == "first_ratio" else ones == 1
+
+
+def test_last_ratio_of_recomputed_is_still_one(runs):
+    assert (runs["recomputed"][0].ratio[mask(runs["recomputed"][0].tokens)] == 1).all()
+    assert runs[HEALTHY][0].ratio[mask(runs[HEALTHY][0].tokens)].std() > 0.05
+
+
+def test_standardising_twice_is_no_bug_but_for_its_eps(runs):
+    torch.testing.assert_close(
+        silent_bugs._twice(torch.tensor([[1.0, 0, 0, 1], [0, 2, 4, 1]]).double(), None),
+        silent_bugs.advantages(torch.tensor([[1.0, 0, 0, 1], [0, 2, 4, 1]]).double(), None),
+        rtol=1e-3,
+        atol=0,
+    )
+
+
+def test_clipping_that_always_acts_and_adam(runs):
+    run = runs["always_clipped"][0]
+    assert min(run.curves["gradient"]) > 1e-4
+    factors = gradient_map(run)[mask(run.tokens)]
+    factors = factors[~factors.isnan()]
+    torch.testing.assert_close(factors, torch.ones_like(factors), rtol=1e-9, atol=0)
+
+
+# --- the ward -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def names():
+    return Ward(seed=1)._names
+
+
+def test_the_ward_holds_one_healthy_run_and_six_bugs(names):
+    assert sorted(names.values()) == sorted(IN_THE_WARD)
+    assert set(IN_THE_WARD) - {HEALTHY} <= set(BUGS)
+
+
+def test_points(names):
+    ward = Ward(seed=1)
+    first, second = ward.patients[:2]
+    ward.probe(first, "curves")
+    ward.probe(first, "map")
+    ward.probe(first, "map")  # the second look is free
+    assert ward.spent[first] == PROBES["map"].price
+    wrong = next(name for name in BUGS if name != names[first])
+    assert "is not" in ward.diagnose(first, wrong)
+    assert names[first] in ward.diagnose(first, names[first])
+    assert ward.points == {first: 10 - 4 - 4}
+    assert "already diagnosed" in ward.diagnose(first, wrong)
+    for _ in range(4):
+        ward.diagnose(second, next(name for name in BUGS if name != names[second]))
+    ward.diagnose(second, names[second])
+    assert ward.points[second] == 0
+
+
+def test_what_the_ward_refuses(names):
+    ward = Ward(seed=1)
+    with pytest.raises(KeyError, match="no patient 'Z'; there are: A, B"):
+        ward.probe("Z", "curves")
+    with pytest.raises(KeyError, match="no probe 'x-ray'; there are: curves"):
+        ward.probe("A", "x-ray")
+    with pytest.raises(KeyError, match="no diagnosis 'tired'; there are: healthy, end_dropped"):
+        ward.diagnose("A", "tired")
+
+
+def test_probes_give_plain_json_of_a_few_kilobytes(runs):
+    for of_name in runs.values():
+        seen = {name: probe.see(of_name[0]) for name, probe in PROBES.items()}
+        assert len(json.dumps(seen, allow_nan=False)) < 9_000
