@@ -1,0 +1,110 @@
+"""What lecture 09 says in text and cannot assert in its own cells.
+
+Its folded solutions run, the numbers of the exercise that is done by hand are right, and so are
+those of the widget's folded answers. The cells that the solutions build on are run as they stand
+in the notebook.
+"""
+
+import math
+
+import pytest
+import torch
+
+import policy_gradients as pg
+from lectures.widgets import LengthBias
+
+LECTURE = "09_loss_aggregation_and_length_bias"
+USED = ["setup", "talker", "puzzle-predict", "puzzle", "tree", "cosines", "sign", "sharing"]
+USED += ["batch", "accumulate", "truncated", "lengths", "bugs"]
+
+
+def test_the_start_of_the_talker(lecture):
+    rate, _, _, mean = lecture["watch"](lecture["start"][None])[:, 0].tolist()
+    assert (rate, mean) == (pytest.approx(0.31, abs=5e-3), pytest.approx(21, abs=0.2))
+    assert torch.tensor(-3.0).sigmoid() == pytest.approx(0.047, abs=5e-4)
+    later = lecture["watch"](lecture["longish"][None])[:, 0]
+    assert later[0] == pytest.approx(0.5)
+    assert lecture["p_cut"] == pytest.approx(0.18, abs=5e-3)
+
+
+def test_exercise_1_by_hand():
+    x = torch.zeros(2, 10)
+    x[0, :5], x[1] = torch.tensor([1.0, 1, 1, 1, 6]), torch.tensor([1.0] * 9 + [10])
+    mask = torch.arange(10) < torch.tensor([[5], [10]])
+    found = [
+        pg.mean_per_sequence(x, mask),
+        pg.mean_per_token(x, mask),
+        pg.mean_fixed_length(x, mask, length=10),
+        pg.sum_per_sequence(x, mask),
+    ]
+    assert [v.item() for v in found] == pytest.approx([1.95, 29 / 15, 1.45, 14.5])
+    parts = [pg.mean_per_token(x[i : i + 1], mask[i : i + 1]).item() for i in range(2)]
+    assert sum(parts) / 2 == pytest.approx(1.95)
+    three = pg.group_centered(torch.tensor([[1.0, 0.0, 0.0]]))[0].tolist()
+    assert three == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+
+
+def test_exercise_2_a_growing_mean_length_is_no_evidence(lecture):
+    exec(lecture.solution("exercise-2"), lecture.names)
+    fixed = lecture["path"].mean(-1)  # of the loop's last pass
+    assert (fixed[:, 3] - 21).abs().max() < 0.5
+    path = lecture["train"](lambda n: 1 / (32 * n), theta=lecture["hard"]).mean(-1)
+    assert path[0, [0, 3]].tolist() == pytest.approx([0.047, 21.1], abs=0.05)
+    assert path[40, [0, 3]].tolist() == pytest.approx([0.3, 26], abs=1)
+    assert path[-1, 3] < 6
+
+
+def test_exercise_3_refutes_in_ten_lines(lecture):
+    code = lecture.solution("exercise-3")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 11
+    exec(code, lecture.names)  # its own asserts are the claim
+
+
+def test_angles(lecture):
+    pi, length, R, u, V = (lecture[name] for name in ("pi", "length", "R", "u", "V"))
+    for b, degrees in ((0.0, 62), (V, 21)):
+        cosine = lecture["cosine"]((pi / length * (R - b)) @ u)
+        assert math.degrees(math.acos(cosine)) == pytest.approx(degrees, abs=0.6)
+
+
+def test_natural_speed_is_a_covariance_never_positive():
+    dice = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        p = torch.rand(30, generator=dice).softmax(0)
+        n = torch.randint(1, 100, (30,), generator=dice).double()
+        covariance = (p * (n - p @ n) * (1 / n - p @ (1 / n))).sum()
+        assert covariance == pytest.approx((1 - (p @ n) * (p @ (1 / n))).item())
+        assert covariance <= 0
+
+
+def test_all_but_e_agree_on_equal_lengths(lecture):
+    equal = lecture["versions"](torch.full((4, 8), 7.0))
+    for letter in "ABC":
+        assert torch.allclose(equal[letter], equal["D"])
+    assert torch.allclose(equal["E"], equal["D"] / 4)
+
+
+def test_a_is_five_times_as_far_from_home_as_d(lecture):
+    drift = {k: (path[-1, 2] - path[0, 2]).mean().item() for k, path in lecture["runs"].items()}
+    assert drift["A"] / drift["D"] == pytest.approx(5, abs=1)
+
+
+def test_numbers_of_the_widget_answers():
+    per_sequence = LengthBias(advantages=[-1, 1, 1, -1]).weights["mean_per_sequence"]
+    assert per_sequence[0] / per_sequence[3] == pytest.approx(7.5)
+    right = LengthBias(advantages=[-1, -1, -1, 1]).weights["mean_per_sequence"]
+    assert -right[0] / right[3] == pytest.approx(7.5)
+    equal = LengthBias(lengths=[16] * 4).weights
+    assert equal["mean_per_token"] == pytest.approx(equal["mean_per_sequence"])
+    fixed = [4 * w for w in equal["mean_fixed_length"]]
+    assert fixed == pytest.approx(equal["mean_per_sequence"])
+    step = LengthBias(split=True).weights["mean_per_token"]
+    trap = LengthBias(split=True, divide="own").weights["mean_per_token"]
+    assert (trap[0] / step[0], trap[3] / step[3]) == pytest.approx((2.4, 0.63), abs=5e-3)
+    lengths = {d: {"lengths": [8, 12, 16, d], "split": True} for d in (20, 4)}
+    milder = [
+        LengthBias(**lengths[20], divide=d).weights["mean_per_token"] for d in ("own", "step")
+    ]
+    assert 1 < milder[0][0] / milder[1][0] < 2.4
+    gone = [LengthBias(**lengths[4], divide=d).weights["mean_per_token"] for d in ("own", "step")]
+    assert gone[0] == pytest.approx(gone[1])
