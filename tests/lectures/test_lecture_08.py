@@ -1,0 +1,102 @@
+"""What lecture 08 says in text and cannot assert in its own cells.
+
+Its folded solutions run, the numbers of the exercise that is done by hand are right, and so are
+sentences about sizes. The cells that these build on are run as they stand in the notebook.
+"""
+
+import math
+
+import pytest
+import torch
+
+import policy_gradients as pg
+from policy_gradients import group_standardized, mean_per_sequence, ppo_clip
+from toy_models.exact import prompt_weight, zero_contrast_probability
+
+LECTURE = "08_group_relative_policy_optimization"
+USED = ["setup", "policies", "weights", "two"]
+
+
+def standardised(ddof):
+    return lambda rewards: group_standardized(rewards, ddof=ddof, eps=0.0)
+
+
+def test_exercise_1_by_hand():
+    p = torch.tensor([1e-9, 0.01, 0.3, 0.5], dtype=torch.float64)
+    by_hand = math.sqrt(3) * (p**2 + (1 - p) ** 2) + 3 * p * (1 - p)
+    torch.testing.assert_close(prompt_weight(p, 4, standardised(0)), by_hand)
+    assert by_hand[[0, 3]].tolist() == pytest.approx([math.sqrt(3), 1.616], abs=5e-4)
+    silent = [zero_contrast_probability(x, 4) for x in (0.5, 0.01)]
+    assert silent[0] == 0.125
+    assert [1 / (1 - s) for s in silent] == pytest.approx([1.14, 25.4], abs=0.05)
+    lone = torch.tensor([[1.0, 0, 0, 0]], dtype=torch.float64)
+    for ddof, first, other in ((0, math.sqrt(3), -0.577), (1, 1.5, -0.5)):
+        weights = standardised(ddof)(lone)[0].tolist()
+        assert weights == pytest.approx([first, *[other] * 3], abs=5e-4)
+
+
+def test_exercise_2_temperature_helps_only_who_is_too_sure(lecture, capsys):
+    exec(lecture.solution("exercise-2"), lecture.names)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    silent = {(row[1], row[3]): float(row[-1]) for row in lines}
+    rate = {(row[1], row[3]): float(row[-3].rstrip(",")) for row in lines}
+    assert 0.3 < silent["4,", "1.0:"] < 0.4
+    assert silent["4,", "2.0:"] < 0.03
+    assert rate["4,", "2.0:"] == pytest.approx(0.44, abs=0.01)
+    beginner = [silent["0,", f"{temp}:"] for temp in ("0.6", "1.0", "1.5", "2.0")]
+    assert max(beginner) - min(beginner) < 0.15
+
+
+def test_exercise_3_refutes_in_ten_lines(lecture):
+    code = lecture.solution("exercise-3")
+    assert len(code.strip().splitlines()) <= 10
+    exec(code, lecture.names)  # its own asserts are the claim
+
+
+def test_a_lucky_find_weighs_265_or_175_relative_to_an_even_group():
+    lone, even = torch.eye(8).double()[:1], (torch.arange(8) < 4).double()[None]
+    ratios = [f(lone)[0, 0] / f(even)[0, 0] for f in (standardised(0), pg.group_centered)]
+    assert ratios == pytest.approx([2.65, 1.75], abs=5e-3)
+
+
+def test_degrees_of_the_two_prompts(lecture):
+    lab, shared, targets = lecture["lab"], lecture["shared"], lecture["targets"]
+    for group, degrees in ((8, 1.9), (32, 7.9)):
+        moments = lab.gradient_moments(
+            shared, targets, lecture["copied"], standardised(0), group=group
+        )
+        assert math.degrees(math.acos(moments.cosine)) == pytest.approx(degrees, abs=0.1)
+
+
+def test_from_one_to_two_percent_is_worth_four_times_fifty_to_fiftyone():
+    def climbed(p):
+        return 2 * math.asin(math.sqrt(p))
+
+    ratio = (climbed(0.02) - climbed(0.01)) / (climbed(0.51) - climbed(0.5))
+    assert ratio == pytest.approx(4.2, abs=0.1)
+
+
+def test_a_mixed_group_at_one_percent_costs_thirteen_groups():
+    assert 1 / (1 - zero_contrast_probability(0.01, 8)) == pytest.approx(13, abs=0.1)
+
+
+def test_standardising_twice_divides_by_the_root_of_the_share_with_contrast():
+    for mixed in (1, 2, 8):
+        rewards = torch.zeros(16, 8, dtype=torch.float64)
+        rewards[:mixed, 0] = 1.0
+        once = standardised(0)(rewards)
+        twice = pg.whiten(once.reshape(-1, 1), torch.ones(128, 1), eps=0.0).view(16, 8)
+        torch.testing.assert_close(twice, once * math.sqrt(16 / mixed))
+
+
+def test_one_update_at_ratio_one_is_the_plain_gradient_with_group_weights():
+    dice = torch.Generator().manual_seed(0)
+    logp = torch.randn(8, 3, generator=dice, dtype=torch.float64).requires_grad_()
+    weights = standardised(1)(torch.rand(2, 4, generator=dice, dtype=torch.float64)).reshape(-1, 1)
+    mask = torch.ones(8, 3)
+    clip = ppo_clip(logp, logp.detach(), weights, eps_low=0.2, eps_high=0.2)
+    slopes = [
+        torch.autograd.grad(mean_per_sequence(loss, mask), logp)[0]
+        for loss in (clip, pg.reinforce(logp, weights))
+    ]
+    torch.testing.assert_close(*slopes)
