@@ -1,0 +1,65 @@
+"""What lecture 06 says in text and cannot assert in its own cells.
+
+Its folded solutions run, the exercise done by hand and the widget's folded answers are right, and
+so are the numbers that stand in the prose.
+"""
+
+import pytest
+import torch
+
+from lectures.widgets import Gae
+from policy_gradients import gae
+
+LECTURE = "06_values_and_gae"
+USED = ["setup", "toy", "puzzle-predict", "puzzle", "instalments", "critic", "critics", "explained"]
+USED += ["gamma-sorter", "perfect", "perfect-table", "lambda", "bugs", "bugs-map"]
+
+
+def test_exercise_1_by_hand():
+    values, rewards = torch.tensor([[2.0, 1, 3]]), torch.tensor([[0.0, 0, 4]])
+    done = torch.tensor([[0, 0, 1]])
+    for lam, expected, lower in (
+        (0.0, [-1, 2, 1], [0, 0, 1]),
+        (0.5, [0.25, 2.5, 1], [0.25, 0.5, 1]),
+        (1.0, [2, 3, 1], [1, 1, 1]),
+    ):
+        A, targets = gae(rewards, values, done, gamma=1.0, lam=lam)
+        assert A[0].tolist() == expected
+        assert targets[0].tolist() == (torch.tensor(expected) + values[0]).tolist()
+        too_high, _ = gae(rewards, values + 1, done, gamma=1.0, lam=lam)
+        assert (A - too_high)[0].tolist() == lower
+
+
+def test_exercise_2_the_matrix_is_the_recursion(lecture):
+    exec(lecture.solution("exercise-2"), lecture.names)
+
+
+def test_exercise_3_refutes_in_ten_lines(lecture):
+    code = lecture.solution("exercise-3")
+    assert len(code.strip().splitlines()) <= 10
+    exec(code, lecture.names)  # its own asserts are the claim
+    traces = {name: noise[-1].item() for name, noise in lecture["noise"].items()}
+    assert traces["untrained"] / traces["perfect"] == pytest.approx(4, abs=0.2)
+    assert traces["3 points too low"] > 2 * traces["untrained"]
+
+
+def test_numbers_in_the_prose(lecture):
+    spread = lecture["chance"] @ lecture["change"] ** 2
+    assert spread[0] / spread.sum() == pytest.approx(
+        0.5, abs=0.03
+    )  # half of the variance: the first token
+    assert lecture["first"][0] == pytest.approx(2.19, abs=5e-3)
+    assert lecture["share"] == pytest.approx(0.28, abs=5e-3)
+    assert lecture["explained"]["perfect"] == pytest.approx(1 / 3, abs=0.03)
+    for key in (("nine logits", 0), ("the same, as a tree", 0), ("today's sorter", 0)):
+        surplus, _, exact = lecture["found"][key]
+        assert surplus / exact > 3
+
+
+def test_answers_beside_the_widget():
+    few, many = (
+        Gae(critic="noise", error=0.5, answers=n).numbers["other"]["best"] for n in (4, 1024)
+    )
+    assert (few, many) == (0.81, 1.0)
+    offset = Gae(critic="offset", error=1.0)
+    assert max(offset.numbers["other"]["biases"]) < 1e-12
