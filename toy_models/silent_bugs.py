@@ -247,6 +247,30 @@ def gradient_map(run: Run) -> Tensor:
     return torch.where(alone, torch.where(nothing, torch.nan, torch.inf), ratio)
 
 
+def read_map(run: Run) -> dict[str, float]:
+    """The gradient map in five shares, each between 0 and 1.
+
+    padding : of the padding, pushed      ends : of the end tokens, wrongly not pushed
+    turned  : of the response tokens, wrong sign      off : of them, wrong by more than a tenth
+    alike   : of them, within a tenth of their response's median factor
+    """
+    factors, valid = gradient_map(run), mask(run.tokens)
+    counted = valid & factors.isfinite()
+    typical = torch.where(counted, factors, torch.nan).nanmedian(1, keepdim=True).values
+    ends = counted & (run.tokens == END)
+
+    def share(which: Tensor, among: Tensor) -> float:
+        return (which & among).sum().item() / max(int(among.sum()), 1)
+
+    return {
+        "padding": share(run.push.abs() > 1e-12, ~valid),
+        "ends": share(factors.abs() < 1e-9, ends),
+        "turned": share(factors < 0, counted),
+        "off": share((factors - 1).abs() > 0.1, counted),
+        "alike": share((factors - typical).abs() <= 0.1 * typical.abs(), counted),
+    }
+
+
 # --- the wrong parts ----------------------------------------------------------------------------
 
 
