@@ -108,3 +108,20 @@ def test_numbers_of_the_widget_answers():
     assert 1 < milder[0][0] / milder[1][0] < 2.4
     gone = [LengthBias(**lengths[4], divide=d).weights["mean_per_token"] for d in ("own", "step")]
     assert gone[0] == pytest.approx(gone[1])
+
+
+def test_the_small_drift_of_the_mean_per_token(lecture):
+    moved = (lecture["seen"]["per token"][-1, 1:3] - lecture["seen"]["per token"][0, 1:3]).mean(1)
+    assert moved.tolist() == pytest.approx([-1.1, 1.3], abs=0.6)
+
+
+def test_weight_of_a_right_first_token(lecture):
+    """Mean of 1/|y| over right answers, at the start and where the mean per sequence ends."""
+    end = lecture["seen"]["per sequence"][-1]
+    stop = 0.68  # the logit at which right answers have the mean length of the end
+    for logit, length, weight in ((-3.0, 21.1, 0.11), (stop, end[1].mean(), 0.43)):
+        theta = torch.tensor([0.0, 0.0, logit])
+        chance = lecture["answer_logp"](theta).exp() * lecture["right"]
+        chance = chance / chance.sum()
+        assert chance @ lecture["n"] == pytest.approx(float(length), abs=0.1)
+        assert chance @ (1 / lecture["n"]) == pytest.approx(weight, abs=0.006)
