@@ -17,6 +17,11 @@ K = {  # the colours of the widget, doubled by line and marker
     "k2": {"color": "#D55E00", "linestyle": "-", "marker": "s"},
     "k3": {"color": "#009E73", "linestyle": "--", "marker": "^"},
 }
+FORMULAS = {
+    "k1": lambda ell: ell,
+    "k2": lambda ell: ell**2 / 2,
+    "k3": lambda ell: np.expm1(-ell) + ell,
+}
 QUIET = "#555555"
 
 
@@ -61,13 +66,20 @@ def two_directions(target, reverse, forward) -> Figure:
     return figure
 
 
-def three_estimators(ell, values, distance, spread, kl) -> Figure:
-    """Left: k against ℓ. Right: their standard deviation, in units of the KL, against distance."""
+def three_estimators() -> Figure:
+    """Left: k against ℓ. Right: one token's standard deviation, in units of the KL, against KL."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3.2))
-    for name, curve in values.items():
+    line = np.linspace(-3, 3, 121)
+    step = np.logspace(-1.5, 1.1, 60)[:, None] * np.array([0.5, -0.5])
+    probs = 1 / (1 + np.exp(-2 * step))  # (points, 2), against (½, ½)
+    ell = np.log(2 * probs)
+    kl = (probs * ell).sum(1)
+    for name, k in FORMULAS.items():
         look = K[name] | {"marker": ""}
-        left.plot(ell, curve, label=name, **look)
-        right.loglog(kl, np.asarray(spread[name]) / np.asarray(kl), label=name, **look)
+        left.plot(line, k(line), label=name, **look)
+        mean = (probs * k(ell)).sum(1, keepdims=True)
+        spread = np.sqrt((probs * (k(ell) - mean) ** 2).sum(1))
+        right.loglog(kl, spread / kl, label=name, **look)
     left.axhline(0, color=FAINT, linewidth=1)
     left.axvline(0, color=FAINT, linewidth=1)
     left.set(xlabel="ℓ = log π − log π_ref (nats)", ylabel="nats", ylim=(-2.6, 5))
@@ -115,9 +127,8 @@ def flows(paths: dict, frontier, best) -> Figure:
     axis.plot(*np.asarray(frontier).T, color=INK, linewidth=1.2, linestyle="--")
     axis.text(1.25, 4.79, "no policy lies above", fontsize=9, rotation=20, ha="center")
     thin = {"arrowstyle": "-", "color": FAINT, "shrinkB": 7}
-    for name, path in paths.items():
-        text, color, line, place, align = FLOWS[name]
-        path = np.asarray(path)
+    for name, (text, color, line, place, align) in FLOWS.items():
+        path = np.asarray(paths[name])
         axis.plot(*path.T, color=color, linestyle=line, linewidth=2)
         axis.plot(*path[-1], "o", color=color, markersize=8, markeredgecolor="white", zorder=5)
         look = {"fontsize": 9, "color": color, "ha": align, "va": "center"}

@@ -1,0 +1,139 @@
+"""What lecture 05 says in text and cannot assert in its own cells.
+
+Its folded solutions run, the numbers of the exercise that is done by hand are right, and so are
+those of the widget's folded answers and of the prose. The cells that the solutions build on are
+run as they stand in the notebook.
+"""
+
+import base64
+import math
+
+import pytest
+import torch
+
+from lectures.widgets import KLEstimators
+from policy_gradients import k1, k2, k3
+from policy_gradients.kl import exact_kl
+from toy_models.exact import gradient_moments
+
+LECTURE = "05_kl_regularisation"
+USED = ["setup", "puzzle-predict", "values", "placements-predict", "placements", "gibbs"]
+USED += ["turn-predict", "turn", "trees", "train-trees"]
+
+
+def odds(p: float) -> float:
+    return math.log(p / (1 - p))
+
+
+def test_exercise_1_by_hand():
+    z = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    ref = torch.tensor([0.9, 0.1], dtype=torch.float64).log()[:, None]
+    means = {"k1": 0.511, "k2": 0.734, "k3": 0.511}
+    loss = {"k1": 0.0, "k2": -0.549, "k3": -0.400}
+    paid = {"k1": -0.549, "k2": -0.281, "k3": -0.149}
+    for name, k in (("k1", k1), ("k2", k2), ("k3", k3)):
+        logp = z.log_softmax(0)[:, None]
+        value = 0.5 * k(logp, ref).sum()
+        in_reward = 0.5 * (k(logp, ref).detach() * logp).sum()
+        assert value.item() == pytest.approx(means[name], abs=1e-3)
+        assert torch.autograd.grad(value, z, retain_graph=True)[0][0] == pytest.approx(
+            loss[name], abs=1e-3
+        )
+        assert torch.autograd.grad(in_reward, z)[0][0] == pytest.approx(paid[name], abs=1e-3)
+    assert odds(0.649) == pytest.approx(odds(0.2) + 2, abs=3e-3)
+    assert odds(0.405) == pytest.approx(odds(0.2) + 1, abs=3e-3)
+
+
+def test_exercise_2_an_exact_kl_per_state_has_the_same_gap_and_the_same_repair(lecture):
+    exec(lecture.solution("exercise-2"), lecture.names)  # asserts the repair
+    g = lecture["grad"](lecture["half"], lecture["tree"])
+    assert (g - lecture["gradients"][0]).abs().max() < 1e-9  # that of per-token k2
+
+
+def test_exercise_3_refutes_in_ten_lines(lecture):
+    code = lecture.solution("exercise-3")
+    assert len(code.strip().splitlines()) <= 11
+    exec(code, lecture.names)  # its own asserts are the claim
+
+
+def test_to_keep_a_share_of_the_answers_costs_its_logarithm():
+    reference = torch.tensor([[[0.4, 0.1, 0.3, 0.2]]], dtype=torch.float64)
+    kept = torch.tensor([[[0.8, 0.2, 0.0, 0.0]]], dtype=torch.float64)  # half of it, rescaled
+    assert exact_kl(kept.log(), reference.log()).item() == pytest.approx(math.log(2))
+
+
+def test_near_home_k1_scatters_by_the_root_of_twice_the_kl(lecture):
+    prob, ref = lecture["near"]
+    ell = (prob / ref).log()
+    kl = prob @ ell
+    spread = (prob @ (ell - kl) ** 2).sqrt()
+    assert spread == pytest.approx(math.sqrt(2 * kl), rel=0.05)
+    k3_spread = (prob @ (torch.expm1(-ell) + ell - kl) ** 2).sqrt()
+    assert 5.5 < spread / k3_spread < 6
+
+
+def test_rare_sample_of_k3_is_nearly_500():
+    assert math.exp(-math.log(0.002)) - 1 + math.log(0.002) == pytest.approx(493, abs=1)
+
+
+def test_leave_one_out_does_not_shrink_the_reward(lecture):
+    pg, home = lecture["pg"], lecture["home"]
+    args = home, lecture["prompt"], lecture["partial_credit"]
+    assert gradient_moments(*args, pg.leave_one_out, group=2).projection == pytest.approx(1)
+
+
+def test_k3_on_the_whole_answer_is_no_repair(lecture):
+    exact, tree, tree_ref = (lecture[name] for name in ("exact", "tree", "tree_ref"))
+    prompt, truth = lecture["prompt"], lecture["tree_truth"]
+    loss = exact.kl_in_loss(tree, tree_ref, prompt, k3, per_token=False)
+    other = lecture["grad"](exact.exact_kl(tree_ref, tree, prompt), tree)
+    assert (lecture["grad"](loss, tree) - other).abs().max() < 1e-9
+    assert lecture["along"](other, truth) == pytest.approx(1.404, abs=1e-3)
+    ends = lecture["ascend"](lambda ell: 1 - torch.exp(-ell.sum(-1, keepdim=True)))
+    assert ends[0] == pytest.approx(0.22, abs=0.01)
+
+
+def test_spread_over_references_as_the_text_has_it(lecture):
+    for name in ("k2, per token", "k3, per token"):
+        others = lecture["away"][name][1:]
+        assert others.median() == pytest.approx(0.12, abs=0.005)
+        assert others.max() < 0.275
+        assert lecture["away"][name][0] == pytest.approx(0.10, abs=0.006)
+    assert lecture["away"]["k3, per token"].max() == pytest.approx(0.27, abs=0.005)
+
+
+def test_numbers_of_the_widget_answers():
+    numbers = {
+        (policy, distance, place): KLEstimators(
+            policy=policy, distance=distance, place=place
+        ).numbers
+        for policy, distance, place in (
+            ("independent", 1, "loss_token"),
+            ("independent", 4, "loss_token"),
+            ("tree", 1, "reward_to_go"),
+            ("tree", 1, "reward_response"),
+            ("tree", 1, "loss_response"),
+            ("tree", 1, "reward_token"),
+            ("tree", 1, "loss_token"),
+        )
+    }
+    near, far = (numbers["independent", d, "loss_token"] for d in (1, 4))
+    assert near["gap"][1] == far["gap"][1] == 0
+    assert far["gap"][2] > 5 * near["gap"][2]
+    exact_places = {
+        (place, i)
+        for (policy, _, place), n in numbers.items()
+        if policy == "tree"
+        for i in range(3)
+        if n["gap"][i] == 0
+    }
+    assert exact_places == {("reward_to_go", 0), ("reward_response", 0), ("loss_response", 1)}
+    assert numbers["tree", 1, "reward_response"]["along"][2] == pytest.approx(-0.404, abs=1e-3)
+
+
+def test_saved_widget_is_a_picture_with_the_state_to_revive_it(lecture):
+    (output,) = lecture.cells["widget"]["outputs"]
+    assert base64.b64decode("".join(output["data"]["image/png"])).startswith(b"\x89PNG")
+    saved = output["metadata"]["policy_gradients_course"]
+    assert saved["widget"] == "kl_estimators"
+    assert saved["state"] == KLEstimators().state
