@@ -3,8 +3,17 @@
 from lectures.widgets.baseline_variance import BaselineVariance
 from lectures.widgets.clip_region import ClipRegion
 from lectures.widgets.gae import Gae
+from lectures.widgets.group_contrast import GroupContrast
 from lectures.widgets.kl_estimators import KLEstimators
 from lectures.widgets.length_bias import LengthBias
 from lectures.widgets.step_inspector import StepInspector
 
-__all__ = ["BaselineVariance", "ClipRegion", "Gae", "KLEstimators", "LengthBias", "StepInspector"]
+__all__ = [
+    "BaselineVariance",
+    "ClipRegion",
+    "Gae",
+    "GroupContrast",
+    "KLEstimators",
+    "LengthBias",
+    "StepInspector",
+]

@@ -12,6 +12,7 @@ from lectures.widgets import (
     BaselineVariance,
     ClipRegion,
     Gae,
+    GroupContrast,
     KLEstimators,
     LengthBias,
     StepInspector,
@@ -139,6 +140,25 @@ def test_the_answers_are_the_widgets_numbers(cells):
         best, perfect = re.search(r"best λ is ([\d.]+) .*critic ([\d.]+)", sentence).groups()
         assert f"{best} {ending}" in texts["gae-text"]
         assert float(perfect) == 0
+
+    kept, new, same, flat = (
+        GroupContrast(**changes).numbers
+        for changes in (
+            {"p": 0.01},
+            {"p": 0.01, "silent": "new"},
+            GroupContrast.presets["insist"][1],
+            {"p": 0.01, "estimator": "rloo"},
+        )
+    )
+    assert f"one, {kept['relative']:.2f} times, in both" in texts["group-contrast-text"]
+    assert new["relative"] == kept["relative"]
+    words = f"weighs {new['if_mixed']:.1f}, eighteen times"
+    assert words in texts["group-contrast-text"]
+    assert f"only {100 * (1 - new['zero']):.1f} % of the time" in texts["group-contrast-text"]
+    assert f"weighs {same['relative']:.1f} times as much" in texts["group-contrast-text"]
+    assert flat["curve"] == pytest.approx([1] * len(flat["curve"]))
+    again = GroupContrast(p=0.01, estimator="rloo", silent="same").numbers
+    assert again["relative"] > 10
 
     weights = LengthBias(lengths=[8, 12, 16, 60], advantages=[1, 1, 1, -1]).weights
     per_sequence = next(iter(weights.values()))
