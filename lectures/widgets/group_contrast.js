@@ -216,10 +216,10 @@ function countsPanel(state, panel, found) {
     ? `no contrast: ${percent(found.zero)}`
     : `the mixed ones, ${percent(1 - found.zero)} of all`;
   return [
-    ...heading(panel, `Right answers among ${group}`, words),
+    ...heading(panel, `Right answers among ${group} (in %)`, words),
     ...ticks(0, 100 * most, 3).flatMap(({ value, label }) => [
       line(left, y(value / 100), right, y(value / 100), { stroke: "var(--grid)" }),
-      text(left - 7, y(value / 100) + 4.5, `${label} %`, { anchor: "end" }),
+      text(left - 7, y(value / 100) + 4.5, label, { anchor: "end" }),
     ]),
     ...hatches,
     border(panel),

@@ -240,7 +240,7 @@ def _draw(widget: GroupContrast, still: Still) -> None:
     )
     kept = f"the mixed ones, {percent(1 - found['zero'])} of all"
     words = kept if mixed_only else f"no contrast: {percent(found['zero'])}"
-    _heading(page, SECOND - 46, COUNTS[0], f"Right answers among {widget.group}", words)
+    _heading(page, SECOND - 46, COUNTS[0], f"Right answers among {widget.group} (in %)", words)
     _heading(page, SECOND - 46, ANSWERS[0], "Weight of one answer", "")
     y = ANSWERS[0] - 12
     page.plot(SECOND - 39, y - 4, "^", color=POSITIVE, markersize=7)
@@ -293,7 +293,7 @@ def _draw_counts(axis: Axes, widget: GroupContrast, found: dict) -> None:
         shares /= shares.sum()
     axis.set_ylim(0, 1.08 * shares.max())
     axis.locator_params(axis="y", nbins=4)
-    axis.yaxis.set_major_formatter(lambda y, _: f"{100 * y:g} %")
+    axis.yaxis.set_major_formatter(lambda y, _: f"{100 * y:g}")
     _columns(axis, widget.group)
     axis.tick_params(labelbottom=False)
     axis.bar(range(widget.group + 1), shares, width=0.72, color=SOFT, zorder=2)
