@@ -4,15 +4,19 @@ Its folded solutions run, the exercise done by hand and the widget's folded answ
 so are the numbers that stand in the prose.
 """
 
+import math
+
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
+from lectures import figures_06 as draw
 from lectures.widgets import Gae
 from policy_gradients import gae
 
 LECTURE = "06_values_and_gae"
 USED = ["setup", "toy", "puzzle-predict", "puzzle", "instalments", "critic", "critics", "explained"]
-USED += ["gamma-sorter", "perfect", "perfect-table", "lambda", "bugs", "bugs-map"]
+USED += ["gamma-sorter", "cut", "perfect", "perfect-table", "lambda", "bugs", "bugs-map"]
 
 
 def test_exercise_1_by_hand():
@@ -54,6 +58,16 @@ def test_numbers_in_the_prose(lecture):
     for key in (("nine logits", 0), ("the same, as a tree", 0), ("today's sorter", 0)):
         surplus, _, exact = lecture["found"][key]
         assert surplus / exact > 3
+
+    assert math.degrees(math.acos(lecture["agreement"])) == pytest.approx(68, abs=0.5)
+    assert lecture["bias"]["3 points too low"][0] == pytest.approx(1.5, abs=0.05)
+
+
+def test_a_map_frames_what_differs_and_nothing_else():
+    rows = {"right": [1.0, -1.0, 0.5], "wrong": [1.0, 1.0, 0.4]}
+    figure = draw.token_map(rows, ["0", "1", "E"], right="right", limit=2)
+    assert len(figure.axes[0].patches) == 2
+    plt.close(figure)
 
 
 def test_answers_beside_the_widget():
