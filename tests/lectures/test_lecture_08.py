@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import policy_gradients as pg
+from lectures.widgets import GroupContrast
 from policy_gradients import group_standardized, mean_per_sequence, ppo_clip
 from toy_models.exact import prompt_weight, zero_contrast_probability
 
@@ -74,6 +75,24 @@ def test_a_mixed_group_at_one_percent_costs_thirteen_groups():
     assert 1 / (1 - zero_contrast_probability(0.01, 8)) == pytest.approx(13, abs=0.1)
 
 
+def test_numbers_of_the_widget_answers():
+    found = {G: GroupContrast(p=0.02, group=G).numbers for G in (2, 8, 34, 35, 64)}
+    shown = [round(found[G]["weight"], 2) for G in (2, 8, 64)]
+    assert shown == [1.0, 2.57, 5.86]
+    silent = [round(100 * found[G]["zero"], 1) for G in (2, 8, 64)]
+    assert silent == [96.1, 85.1, 27.4]
+    assert found[34]["zero"] > 0.5 > found[35]["zero"]
+    insisted = [
+        GroupContrast(p=0.01, estimator=name, silent="same").numbers["relative"]
+        for name in ("rloo", "grpo_0")
+    ]
+    assert insisted == pytest.approx([12.8, 18.1], abs=0.06)
+    right = {k: GroupContrast(estimator=k).numbers["right"] for k in ("grpo_0", "rloo")}
+    assert right["grpo_0"][0] == pytest.approx(2.65, abs=5e-3)
+    assert [right["grpo_0"][3], right["rloo"][0]] == pytest.approx([1, 1])
+    assert right["rloo"][3] == pytest.approx(0.571, abs=5e-4)
+
+
 def test_standardising_twice_divides_by_the_root_of_the_share_with_contrast():
     for mixed in (1, 2, 8):
         rewards = torch.zeros(16, 8, dtype=torch.float64)
@@ -81,6 +100,19 @@ def test_standardising_twice_divides_by_the_root_of_the_share_with_contrast():
         once = standardised(0)(rewards)
         twice = pg.whiten(once.reshape(-1, 1), torch.ones(128, 1), eps=0.0).view(16, 8)
         torch.testing.assert_close(twice, once * math.sqrt(16 / mixed))
+
+
+def test_why_step_rewards_bend_the_direction():
+    """Without the division: position t of 3 is scaled by 1 − (steps that remain)/9, groups of 3."""
+    chance = torch.tensor([0.2, 0.5, 0.7], dtype=torch.float64)  # of a right step
+    outcomes = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 9).double().view(-1, 3, 3)
+    prob = torch.where(outcomes > 0, chance, 1 - chance).flatten(1).prod(1)
+    centred = outcomes - outcomes.mean((1, 2), keepdim=True)
+    to_go = centred.flip(2).cumsum(2).flip(2)
+    score = outcomes - chance  # of one logit per position
+    mean = (prob[:, None, None] * to_go * score).sum(0).mean(0)
+    truth = chance * (1 - chance)
+    torch.testing.assert_close(mean / truth, 1 - torch.tensor([3, 2, 1]).double() / 9)
 
 
 def test_one_update_at_ratio_one_is_the_plain_gradient_with_group_weights():
