@@ -8,9 +8,12 @@ run as they stand in the notebook.
 import base64
 import math
 
+import matplotlib
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
+from lectures import figures_05 as draw
 from lectures.widgets import KLEstimators
 from policy_gradients import k1, k2, k3
 from policy_gradients.kl import exact_kl
@@ -137,3 +140,23 @@ def test_saved_widget_is_a_picture_with_the_state_to_revive_it(lecture):
     saved = output["metadata"]["policy_gradients_course"]
     assert saved["widget"] == "kl_estimators"
     assert saved["state"] == KLEstimators().state
+
+
+def test_compass_speaks_of_the_kl():
+    truth = torch.tensor([1.0, 0.0])
+    samples = torch.tensor([[0.0, 1.0], [0.0, -1.0]])
+    figure = draw.kl_compass(truth, {"k1 loss": (1e-17 * truth, samples), "k2 loss": (truth, samples)})
+    words = [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
+    plt.close(figure)
+    assert not [text for text in words if "J" in text]
+    assert "k1 in the loss" in words
+    (nowhere,) = (text for text in words if "mean: length 0.00" in text)
+    assert "cosine" not in nowhere  # a mean of zero has no direction
+    assert any("mean: length 1.00, cosine 1.000" in text for text in words)
+
+
+def test_drawn_estimators_are_the_library_s():
+    ell = torch.linspace(-3, 3, 13, dtype=torch.float64)[:, None]
+    for name, k in (("k1", k1), ("k2", k2), ("k3", k3)):
+        drawn = torch.from_numpy(draw.FORMULAS[name](ell.numpy()))
+        torch.testing.assert_close(drawn, k(ell, 0 * ell))
