@@ -1,0 +1,120 @@
+"""What lecture 07 says in text and cannot assert in its own cells.
+
+Its folded solutions run, the numbers of the exercise that is done by hand are right, and so are
+those of the widget's folded answers. The cells that the solutions build on are run as they stand
+in the notebook.
+"""
+
+import base64
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+
+from lectures import figures_07
+from policy_gradients import gae, shape_rewards_with_kl, value_loss, whiten
+
+LECTURE = "07_actor_critic_and_ppo"
+USED = ["setup", "thinker", "points", "half", "weights", "leak", "three-terms", "collect", "credit"]
+USED += ["ppo", "fade-predict", "chain", "fade", "widget"]
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=actual.dtype))
+
+
+def test_exercise_1_by_hand():
+    logp, mask = torch.tensor([[0.5, 0.0, -0.5]]).double(), torch.ones(1, 3)
+    rewards = shape_rewards_with_kl(torch.ones(1).double(), logp, 0 * logp, mask, beta=0.2)
+    close(rewards, [[-0.1, 0.0, 1.1]])
+    values, done = torch.tensor([[0.6, 0.8, 0.9]]).double(), torch.tensor([[0, 0, 1]])
+    for lam, expected in ((1.0, [[0.4, 0.3, 0.2]]), (0.0, [[0.1, 0.1, 0.2]])):
+        close(gae(rewards, values, done, gamma=1.0, lam=lam)[0], expected)
+    close(gae(rewards, values, done, gamma=1.0, lam=1.0)[1], [[1.0, 1.1, 1.1]])
+    now = torch.tensor([[0.9]], dtype=torch.float64, requires_grad=True)
+    loss = value_loss(now, values[:, :1], torch.ones(1, 1).double(), clip=0.2)
+    assert loss.item() == pytest.approx(0.02)
+    assert torch.autograd.grad(loss.sum(), now)[0].item() == 0
+
+
+def test_exercise_2_a_quick_critic_ends_the_dive(lecture, capsys):
+    exec(lecture.solution("exercise-2"), lecture.names)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shortest = [float(row[5].strip(",")) for row in rows]
+    end = [float(row[7]) for row in rows]
+    assert shortest[0] < 5 < shortest[1] < shortest[2]
+    assert shortest[2] < 37  # it dives all the same
+    assert end[0] < 20 < 35 < min(end[1:])
+    assert shortest[3] > 28
+
+
+def test_exercise_3_refutes_by_enumeration(lecture, capsys):
+    exec(lecture.solution("exercise-3"), lecture.names)  # its own asserts are the claim
+    bias, noise = zip(*lecture["found"].values(), strict=True)
+    assert bias[0].item() == pytest.approx(0.64, abs=5e-3)
+    assert 1 - noise[0] / noise[1] == pytest.approx(0.05, abs=5e-3)
+    assert 1 - noise[3] / noise[1] == pytest.approx(0.26, abs=1e-2)
+
+
+def test_numbers_of_the_widget_answers(lecture):
+    found = {}
+    for group in lecture["record"]["groups"]:
+        for answer in group["responses"]:
+            gained = [round(answer["reward"] - v, 2) for v in answer["values"]]
+            found[group["prompt"], " ".join(answer["tokens"])] = gained
+    assert found["0 1 2", "0 1 1 0 2"] == [0.42, 0.05, -0.72, -0.33, 0.0]
+    assert found["0 2 1", "end"] == [-1.73]
+    assert found["0 2 1", "2 2 1 2 0"][-1] == 0
+    last = sorted(gained[-1] for (_, text), gained in found.items() if text.endswith("end"))
+    assert last == [-1.73, -0.93, -0.73, 0.0, 0.65]  # one of two equal answers is overwritten
+
+
+def test_saved_widget_is_a_picture_with_the_state_to_revive_it(lecture):
+    (output,) = lecture.cells["widget"]["outputs"]
+    assert base64.b64decode("".join(output["data"]["image/png"])).startswith(b"\x89PNG")
+    assert not any("widget" in kind for kind in output["data"])
+    saved = output["metadata"]["policy_gradients_course"]
+    assert saved["widget"] == "step_inspector"
+    assert saved["state"]["show"] == "advantage"
+
+
+def test_whitening_with_the_padding_gives_the_numbers_of_the_text():
+    x = torch.tensor([[1.0, 3.0, 0.0]], dtype=torch.float64)
+    close((x - x.mean()) / x.std(correction=0), [[-0.2672612419, 1.3363062096, -1.0690449676]])
+    close(whiten(x, torch.tensor([[1, 1, 0]])).round(decimals=6), [[-1.0, 1.0, 0.0]])
+
+
+def test_numbers_of_the_fading_signal():
+    for tokens, left in ((40, 0.13), (1000, 5.3e-23)):
+        assert 0.95**tokens == pytest.approx(left, rel=0.02)
+    assert 0.95**28 < 0.25 < 0.95**27
+
+
+def test_a_critic_of_one_error_shows_which_way_it_bends(lecture):
+    """[AC-8]: ending collects no error, going on collects e(1 − λ^n) if n more states follow."""
+    for sign in (-1, 1):
+        V = lecture["V_chain"] + sign * 0.5
+        A = {}
+        for key, values in (("right", lecture["V_chain"]), ("off", V)):
+            A[key], _ = gae(
+                lecture["paid"],
+                values * lecture["seen"],
+                lecture["last_token"](lecture["seen"]),
+                gamma=1.0,
+                lam=0.95,
+            )
+        bias = (A["off"] - A["right"])[:64, 0] + sign * 0.5  # without the baseline −e(s_0)
+        left = torch.arange(64)  # states that follow the first one
+        torch.testing.assert_close(bias, sign * 0.5 * (1 - 0.95**left))
+
+
+def test_pictures_take_what_the_lecture_gives_them():
+    diary = torch.rand(2, 5, 3)
+    figures = [
+        figures_07.diaries({"PPO": diary, "REINFORCE": diary}, work=3),
+        figures_07.pushes({"true ∇J": torch.randn(4), "says 0": torch.randn(4)}, block=8, work=16),
+        figures_07.dots({"a": {"x": torch.rand(5)}, "b": {"y": torch.rand(5)}}, "points"),
+        figures_07.lettered({"A": torch.rand(2, 6)}, ("loss", "points")),
+    ]
+    assert [len(figure.axes) for figure in figures] == [2, 1, 2, 2]
+    plt.close("all")
