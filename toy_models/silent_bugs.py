@@ -723,6 +723,15 @@ class Ward:
         self.points[patient] = max(0, POINTS - self.spent[patient])
         return f"{patient} is {true}: {self.points[patient]} of {POINTS} points. {explain(true)}"
 
+    def chart(self) -> dict[str, dict]:
+        """Everything there is to see, and what each patient has: patient -> {"has": a name,
+        probe: what it gives}. Spends nothing; for a picture that is drawn without a kernel."""
+        return {
+            patient: {"has": self._names[patient]}
+            | {name: probe.see(self._runs[patient]) for name, probe in PROBES.items()}
+            for patient in self.patients
+        }
+
     def _known(self, patient: str) -> None:
         if patient not in self._names:
             raise KeyError(f"no patient {patient!r}; there are: {', '.join(self._names)}")
