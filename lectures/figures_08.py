@@ -92,7 +92,7 @@ def prompt_weights(p, weights: dict, limit) -> None:
     left.plot(p, limit, color=INK, linestyle="--", linewidth=1.4)
     left.text(0.06, 5.6, "G → ∞", fontsize=8.5, va="center")
     loo = style("rloo")
-    left.axhline(1, color=loo["color"], linestyle="-.", linewidth=2)
+    left.plot((0, 1), (1, 1), color=loo["color"], linestyle="-.", linewidth=2)
     left.text(0.5, 0.7, "leave-one-out: 1", ha="center", fontsize=8.5, color="#8a5f00")
     left.set(
         title="weight of a prompt",
@@ -134,7 +134,8 @@ def sampling(p, silent: dict, schemes: dict) -> None:
     for (G, share), grey, place in zip(silent.items(), greys, (0.5, 0.3, 0.17, 0.07), strict=True):
         left.plot(p, share, color=grey)
         height = float(share[int(place * (len(p) - 1))])
-        left.text(place + 0.015, height + 0.015, f"G = {G}", fontsize=8.5)
+        paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+        left.text(place + 0.025, height + 0.02, f"G = {G}", fontsize=8.5, bbox=paper)
     left.set(title="groups without contrast", xlabel="pass rate p", ylabel="share", ylim=(0, 1.02))
     looks = (
         {"color": style("grpo")["color"], "linestyle": "-", "linewidth": 2.6},
