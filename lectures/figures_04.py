@@ -22,6 +22,7 @@ PINS = {
     "0 pinned": ("#D55E00", "--", 2.2),
     "1 pinned": ("#009E73", "-.", 2.2),
     "2 pinned": ("#0072B2", ":", 2.6),
+    "gradient, as long": ("#8a8a8a", "-", 1.8),
 }
 METHODS = {"TRPO": "first", "PPO-penalty": "second", "PPO-clip": "clipped"}
 RULES = {
