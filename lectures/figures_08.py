@@ -130,12 +130,10 @@ def sampling(p, silent: dict, schemes: dict) -> None:
     p : (n,)   silent[G] : (n,)   schemes : label → (n,)
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.3))
-    greys = ("#b8b8b8", "#8f8f8f", "#5a5a5a", "#000000")
-    for (G, share), grey, place in zip(silent.items(), greys, (0.5, 0.3, 0.17, 0.07), strict=True):
-        left.plot(p, share, color=grey)
-        height = float(share[int(place * (len(p) - 1))])
-        paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
-        left.text(place + 0.025, height + 0.02, f"G = {G}", fontsize=8.5, bbox=paper)
+    lines = zip(("#a6a6a6", "#858585", "#555555", "#000000"), (":", "-.", "--", "-"), strict=True)
+    for (G, share), (grey, line) in zip(silent.items(), lines, strict=True):
+        left.plot(p, share, color=grey, linestyle=line, label=f"G = {G}")
+    left.legend(loc="upper center", fontsize=8.5)
     left.set(title="groups without contrast", xlabel="pass rate p", ylabel="share", ylim=(0, 1.02))
     looks = (
         {"color": style("grpo")["color"], "linestyle": "-", "linewidth": 2.6},
