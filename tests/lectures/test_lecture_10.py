@@ -109,6 +109,35 @@ def test_numbers_of_the_one_batch_section(lecture):
     assert "'dapo': array([0.86, 0.67, 0.54, 0.01])" in rare
 
 
+def test_cispo_without_stop_gradient_turns_round_below_one_over_e():
+    for probability, sign in ((0.2, -1), (0.5, 1)):
+        logp = torch.tensor(probability, dtype=torch.float64).log().requires_grad_()
+        objective = (logp - logp.detach()).exp().clamp(max=1.28) * logp
+        (push,) = torch.autograd.grad(objective, logp)
+        assert push.item() == pytest.approx(1 + math.log(probability))
+        assert push * sign > 0
+
+
+def test_at_a_larger_learning_rate_the_clip_has_work(lecture):
+    easy, shares = lecture["easy"], {}
+    for rate in (0.05, 0.2):
+        knobs = {"steps": 20, "inner_steps": 2, "minibatches": 2, "learning_rate": rate}
+        history = lecture["train"](easy.policy(), easy.prompts, easy.judge, "grpo", **knobs)
+        sides = torch.tensor([history["clip_high"], history["clip_low"]])
+        shares[rate] = sides.sum(0)[3::4].mean()
+    assert shares[0.05] < 0.02 < 0.1 < shares[0.2]
+
+
+def test_own_row_beats_grpo_on_hard_and_long_only(lecture):
+    exec("".join(lecture.cells["own-row"]["source"]), lecture.names)
+    gaps = {}
+    for name, task in lecture["TASKS"].items():
+        result = lecture["race"]([lecture["mine"], "grpo"], task, steps=15)
+        gaps[name] = result.difference("mine", "grpo", confidence=1 - 0.05 / 9)
+    assert [name for name, gap in gaps.items() if gap.carried] == ["hard", "long"]
+    assert min(gaps["hard"].mean, gaps["long"].mean) > 0
+
+
 def test_numbers_of_the_widget_answers():
     def silent(eps):
         return ClipRegion(method="gspo", eps_low=eps, eps_high=eps).dead
