@@ -7,6 +7,7 @@ from lectures.widgets.group_contrast import GroupContrast
 from lectures.widgets.kl_estimators import KLEstimators
 from lectures.widgets.length_bias import LengthBias
 from lectures.widgets.step_inspector import StepInspector
+from lectures.widgets.trust_region import TrustRegion
 
 __all__ = [
     "BaselineVariance",
@@ -16,4 +17,5 @@ __all__ = [
     "KLEstimators",
     "LengthBias",
     "StepInspector",
+    "TrustRegion",
 ]
