@@ -13,6 +13,7 @@ import torch
 
 import policy_gradients as pg
 from lectures import figures_04 as draw
+from lectures.widgets import TrustRegion
 from toy_models import exact
 from toy_models import trust_region as tr
 from toy_models.policies import PositionalPolicy
@@ -59,6 +60,39 @@ def test_beta_by_the_model_and_where_dual_ascent_settles(lecture):
     doubled = [lecture["seen"][b]["doubling"][-4:] for b in (0.1, 30.0)]
     for kl in doubled:
         assert 3.4 < kl.max() / kl.min() < 5.5
+
+
+def test_answers_about_the_widget(lecture):
+    sure, undecided = TrustRegion(), TrustRegion(logit_0=0, logit_1=0, delta=0.5)
+    sure.preset("sure")
+    found = sure.numbers
+    assert found["natural"]["kl"] == pytest.approx(10.3, abs=0.05)
+    assert found["natural"]["kl"] / sure.delta == pytest.approx(100, abs=5)
+    assert min(found["region"]) == pytest.approx(0.27, abs=0.03)
+    assert max(found["region"]) == pytest.approx(10, abs=0.1)
+    natural, gradient = (undecided.numbers[name] for name in ("natural", "gradient"))
+    for name, first, second in (("promised", 0.82, 0.71), ("gain", 0.66, 0.71), ("kl", 0.45, 0.53)):
+        assert natural[name] == pytest.approx(first, abs=6e-3)
+        assert gradient[name] == pytest.approx(second, abs=6e-3)
+    (output,) = lecture.cells["widget"]["outputs"]
+    saved = output["metadata"]["policy_gradients_course"]
+    assert saved == {"widget": "trust_region", "state": TrustRegion().state}
+
+
+def test_adam_depends_on_how_the_policy_is_written(lecture):
+    ends = []
+    for kept in lecture["books"].values():
+        z = lecture["habit"].log()
+        w = z[kept].clone().requires_grad_()
+        adam = torch.optim.Adam([w], lr=0.1)
+        for _ in range(20):
+            logits = torch.zeros(3).index_put((torch.tensor(kept),), w - z[kept]) + z
+            loss = -(logits.softmax(0) @ lecture["R3"])
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+        ends.append(-loss.item())
+    assert max(ends) - min(ends) > 0.1
 
 
 def test_exercise_1_by_hand():
