@@ -640,15 +640,15 @@ PROBES: Mapping[str, Probe] = MappingProxyType(
             _curves("length", "at_limit"),
         ),
         "surprise": Probe(
-            "Entropy and surprise", 2, "Are its samples as surprising as its entropy says?",
+            "Surprise", 2, "Are its samples as surprising as its entropy says?",
             _curves("entropy", "surprise"),
         ),
         "first_ratio": Probe(
-            "Ratios, first update", 2, "Is every ratio 1 before anything has changed?",
+            "First ratios", 2, "Is every ratio 1 before anything has changed?",
             _histogram("first_ratio"),
         ),
         "last_ratio": Probe(
-            "Ratios, last update", 2, "How far have tokens moved after the batch's updates?",
+            "Last ratios", 2, "How far have tokens moved after the batch's updates?",
             _histogram("ratio"),
         ),
         "mask": Probe("Mask", 2, "Which tokens count?", _mask),

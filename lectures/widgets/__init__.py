@@ -1,6 +1,7 @@
 """Widgets of the lectures: one Python class and one ES module each, on a small shared base."""
 
 from lectures.widgets.baseline_variance import BaselineVariance
+from lectures.widgets.bug_doctor import BugDoctor
 from lectures.widgets.clip_region import ClipRegion
 from lectures.widgets.gae import Gae
 from lectures.widgets.group_contrast import GroupContrast
@@ -11,6 +12,7 @@ from lectures.widgets.trust_region import TrustRegion
 
 __all__ = [
     "BaselineVariance",
+    "BugDoctor",
     "ClipRegion",
     "Gae",
     "GroupContrast",

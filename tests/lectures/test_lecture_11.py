@@ -85,7 +85,7 @@ def test_exercise_3_refutes_in_ten_lines(lecture):
     code = lecture.solution("exercise-3")
     assert len(code.strip().splitlines()) <= 10
     exec(code, lecture.names)  # its own asserts are the claim
-    assert lecture["ratio"].max() > 1000
+    assert lecture["ratio"].max() == pytest.approx(997, abs=1)
 
 
 def test_a_group_advantage_is_bounded():
