@@ -71,24 +71,26 @@ export function numbers(state) {
 
 // --- words -----------------------------------------------------------------------------------
 
+// Three digits, deaf to the last bits: 0.9999999999999999 is 1.00 in both languages.
+const number = (value) => significant(value * (1 + 1e-12), 3);
+
 // One decimal, or as many as it takes not to print a share as 0 or as 100 %.
 function percent(share) {
   const rounded = (digits) => [0, 100].includes(Number(fixed(100 * share, digits)));
   let digits = 1;
   while (digits < 6 && share > 1e-9 && share < 1 - 1e-9 && rounded(digits)) digits += 1;
-  return `${fixed(100 * share, digits)} %`;
+  return `${fixed(100 * share * (1 + 1e-12), digits)} %`;
 }
 
 const againstEven = (p, relative) => {
   if (fixed(p, 2) === "0.50") return "";
   return Math.abs(relative - 1) < 0.005
     ? "; as much as a prompt with p = 0.50"
-    : `; ${significant(relative, 3)} times as much as a prompt with p = 0.50`;
+    : `; ${number(relative)} times as much as a prompt with p = 0.50`;
 };
 
 export function sentence(state) {
   const { zero, tries, weight, if_mixed: mixed, relative, bound } = numbers(state);
-  const number = (value) => significant(value, 3);
   const silent =
     zero < 5e-4
       ? "practically every group has contrast"
@@ -165,7 +167,7 @@ function weightPanel(state, panel, found) {
   const here = same ? found.if_mixed : found.weight;
   const labels = [[0, "0"], [0.25, "0.25"], [0.5, "0.5"], [0.75, "0.75"], [1, "1"]];
   return [
-    ...heading(panel, "Weight of the prompt", `p = ${fixed(state.p, 2)}: ${significant(here, 3)} × ∇p`),
+    ...heading(panel, "Weight of the prompt", `p = ${fixed(state.p, 2)}: ${number(here)} × ∇p`),
     ...LABELS.flatMap((w) => [
       line(left, y(w), right, y(w), { stroke: "var(--grid)" }),
       text(left - 7, y(w) + 4.5, w, { anchor: "end" }),
@@ -257,7 +259,7 @@ function answersPanel(state, panel, found) {
     triangles(triangle(left - 35, top - 17, 4.5, true), true),
     text(left - 24, top - 13, "right", SOFT),
     triangles(triangle(left + 23, top - 17, 4.5, false), false),
-    text(left + 34, top - 13, `wrong; largest ${significant(found.bound, 3)}`, SOFT),
+    text(left + 34, top - 13, `wrong; largest ${number(found.bound)}`, SOFT),
     ...ticks(-most, most, 4).flatMap(({ value, label }) => [
       line(left, y(value), right, y(value), { stroke: "var(--grid)" }),
       text(left - 7, y(value) + 4.5, label, { anchor: "end" }),
@@ -278,7 +280,6 @@ function answersPanel(state, panel, found) {
 // Every curve in numbers, for someone who cannot see it.
 function about(state, found) {
   const { group } = state;
-  const number = (value) => significant(value, 3);
   const curve = SHOWN.map((p, i) => `${number(found.curve[i])} at p = ${fixed(p, 2)}`);
   const every = Math.max(1, Math.ceil(group / 8));
   const counts = found.chances

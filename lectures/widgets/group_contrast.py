@@ -159,23 +159,23 @@ class GroupContrast(LectureWidget):
             else f"{percent(zero)} of the groups have no contrast and teach nothing"
         )
         if self.silent == "kept" or zero < 5e-4:
-            middle = f"Averaged over all groups this prompt weighs {significant(weight, 3)} × ∇p"
+            middle = f"Averaged over all groups this prompt weighs {number(weight)} × ∇p"
         elif self.silent == "new":
             middle = (
-                f"A mixed group weighs {significant(mixed, 3)} × ∇p, but {percent(1 - zero)} are "
-                f"mixed, and the product is {significant(weight, 3)} as before: new prompts in "
+                f"A mixed group weighs {number(mixed)} × ∇p, but {percent(1 - zero)} are "
+                f"mixed, and the product is {number(weight)} as before: new prompts in "
                 "place of the others change no prompt's share"
             )
         else:
             middle = (
-                f"Sampled until its group is mixed, {significant(found['tries'], 3)} groups on "
-                f"average, it weighs {significant(mixed, 3)} × ∇p instead of "
-                f"{significant(weight, 3)}"
+                f"Sampled until its group is mixed, {number(found['tries'])} groups on "
+                f"average, it weighs {number(mixed)} × ∇p instead of "
+                f"{number(weight)}"
             )
         return (
             f"{NAMES[self.estimator]}, {self.group} answers, pass rate {fixed(self.p, 2)}: "
             f"{silent}. {middle}{against_even(self.p, found['relative'])}. "
-            f"No answer's weight can exceed {significant(found['bound'], 3)}."
+            f"No answer's weight can exceed {number(found['bound'])}."
         )
 
     @property
@@ -191,12 +191,17 @@ class GroupContrast(LectureWidget):
         _draw(self, still)
 
 
+def number(value: float) -> str:
+    """`significant`, deaf to the last bits: 0.9999999999999999 is 1.00 in both languages."""
+    return significant(value * (1 + 1e-12), 3)
+
+
 def percent(share: float) -> str:
     """One decimal, or as many as it takes not to print a share as 0 or as 100 %."""
     digits = 1
     while digits < 6 and 1e-9 < share < 1 - 1e-9 and float(fixed(100 * share, digits)) in (0, 100):
         digits += 1
-    return f"{fixed(100 * share, digits)} %"
+    return f"{fixed(100 * share * (1 + 1e-12), digits)} %"
 
 
 def against_even(p: float, relative: float) -> str:
@@ -204,7 +209,7 @@ def against_even(p: float, relative: float) -> str:
         return ""
     if abs(relative - 1) < 0.005:
         return "; as much as a prompt with p = 0.50"
-    return f"; {significant(relative, 3)} times as much as a prompt with p = 0.50"
+    return f"; {number(relative)} times as much as a prompt with p = 0.50"
 
 
 # --- the still picture: the layout of group_contrast.js -----------------------------------------
@@ -236,7 +241,7 @@ def _draw(widget: GroupContrast, still: Still) -> None:
         0,
         TOP,
         "Weight of the prompt",
-        f"p = {fixed(widget.p, 2)}: {significant(here, 3)} × ∇p",
+        f"p = {fixed(widget.p, 2)}: {number(here)} × ∇p",
     )
     kept = f"the mixed ones, {percent(1 - found['zero'])} of all"
     words = kept if mixed_only else f"no contrast: {percent(found['zero'])}"
@@ -246,7 +251,7 @@ def _draw(widget: GroupContrast, still: Still) -> None:
     page.plot(SECOND - 39, y - 4, "^", color=POSITIVE, markersize=7)
     page.text(SECOND - 28, y, "right", **LINE_2)
     page.plot(SECOND + 19, y - 4, "v", color=NEGATIVE, markersize=7)
-    page.text(SECOND + 30, y, f"wrong; largest {significant(found['bound'], 3)}", **LINE_2)
+    page.text(SECOND + 30, y, f"wrong; largest {number(found['bound'])}", **LINE_2)
     _draw_weight(still.axes(LEFT, TOP, SPLIT - LEFT, HEIGHT), widget, here)
     _draw_counts(still.axes(SECOND, COUNTS[0], RIGHT - SECOND, COUNTS[1]), widget, found)
     _draw_answers(still.axes(SECOND, ANSWERS[0], RIGHT - SECOND, ANSWERS[1]), widget, found)

@@ -125,3 +125,9 @@ def test_bad_input_is_refused_and_changes_nothing(changes, message):
     assert made.state == before
     with pytest.raises(ValueError, match=message):
         GroupContrast(**changes)
+
+
+def test_a_weight_that_misses_one_by_a_rounding_error_is_printed_as_one():
+    for p in (0.71, 0.02, 0.97):
+        for group in (2, 46, 64):
+            assert "weighs 1.00 × ∇p" in GroupContrast(p=p, group=group, estimator="rloo").sentence
