@@ -16,12 +16,18 @@ const LINES = { lengths: ["Length", "cut"], surprise: ["Entropy", "surprise"] };
 const sum = (list) => list.reduce((total, x) => total + x, 0);
 const points = (count) => (count === 1 ? "1 point" : `${count} points`);
 const reading = (curve, value) => fixed(value, curve === "gradient" ? 3 : 2);
-const label = ({ record }, diagnosis) => record.titles[diagnosis];
-const titleOf = ({ record }, probe) => record.probes[probe][0];
-const priceOf = ({ record }, probe) => record.probes[probe][1];
+// The record is one JSON text, read once.
+const read = new Map();
+function chart({ record }) {
+  if (!read.has(record)) read.set(record, JSON.parse(record));
+  return read.get(record);
+}
+const label = (state, diagnosis) => chart(state).titles[diagnosis];
+const titleOf = (state, probe) => chart(state).probes[probe][0];
+const priceOf = (state, probe) => chart(state).probes[probe][1];
 
 const at = ({ patient }) => PATIENTS.indexOf(patient);
-const truth = ({ record }, i) => Object.keys(record.titles)[record.patients[i].truth];
+const truth = (state, i) => Object.keys(chart(state).titles)[chart(state).patients[i].truth];
 const done = (state, i) => state.tried[i].at(-1) === truth(state, i);
 const wrongs = (state, i) => state.tried[i].length - (done(state, i) ? 1 : 0);
 const spent = (state, i) =>
@@ -31,14 +37,14 @@ const everyone = [...PATIENTS].map((_, i) => i);
 const total = (state) => sum(everyone.map((i) => (done(state, i) ? left(state, i) : 0)));
 
 export function numbers(state) {
-  const { curves } = state.record.patients[at(state)];
-  const read = Object.keys(CURVES).map((name) => [name, curves[name][state.batch - 1]]);
+  const { curves } = chart(state).patients[at(state)];
+  const found = Object.keys(CURVES).map((name) => [name, curves[name][state.batch - 1]]);
   return {
     spent: everyone.map((i) => spent(state, i)),
     left: everyone.map((i) => left(state, i)),
     diagnosed: everyone.filter((i) => done(state, i)).length,
     total: total(state),
-    read: Object.fromEntries(read),
+    read: Object.fromEntries(found),
   };
 }
 
@@ -46,7 +52,7 @@ function verdict(state, i) {
   const { ordered, tried, probe, diagnosis } = state;
   if (done(state, i)) {
     const title = label(state, truth(state, i));
-    return `${title}, ${left(state, i)} of ${POINTS} points. ${state.record.patients[i].words}`;
+    return `${title}, ${left(state, i)} of ${POINTS} points. ${chart(state).patients[i].words}`;
   }
   const paid = ordered[i].map((name) => titleOf(state, name).toLowerCase()).join(", ");
   let words = `${points(spent(state, i))} spent${paid && ` (${paid})`}`;
@@ -62,8 +68,8 @@ function verdict(state, i) {
 }
 
 export function sentence(state) {
-  const { read, diagnosed } = numbers(state);
-  const curves = Object.entries(read).map(([k, x]) => `${CURVES[k].toLowerCase()} ${reading(k, x)}`);
+  const { read: now, diagnosed } = numbers(state);
+  const curves = Object.entries(now).map(([k, x]) => `${CURVES[k].toLowerCase()} ${reading(k, x)}`);
   const sofar = `${diagnosed} of ${PATIENTS.length} diagnosed, ${points(total(state))}.`;
   return (
     `Patient ${state.patient}: ${verdict(state, at(state))} ` +
@@ -104,7 +110,7 @@ const MONO = "ui-monospace, 'DejaVu Sans Mono', monospace";
 // What is shown, in order: three curves, the probes that were paid, the next one.
 function panels(state) {
   const i = at(state);
-  const shown = done(state, i) ? Object.keys(state.record.probes) : state.ordered[i];
+  const shown = done(state, i) ? Object.keys(chart(state).probes) : state.ordered[i];
   return [...Object.keys(CURVES), ...shown, ...(shown.includes(state.probe) ? [] : ["next"])];
 }
 
@@ -112,7 +118,7 @@ function draw(state, { width, dark }) {
   const columns = Math.max(1, Math.floor((width + 18) / 230)); // a map needs 212
   const gap = 18;
   const wide = (width - gap * (columns - 1)) / columns;
-  const seen = state.record.patients[at(state)];
+  const seen = chart(state).patients[at(state)];
   const names = panels(state);
   const nodes = names.map((name, place) => {
     const x = (wide + gap) * (place % columns);

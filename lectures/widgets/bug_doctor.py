@@ -87,6 +87,22 @@ def _lists(**of: list[str]) -> list[list[str]]:
     return [list(of.get(letter, [])) for letter in PATIENTS]
 
 
+def as_text(record: dict[str, Any]) -> str:
+    """One JSON text, a line per patient: a notebook would give every number of a list its line."""
+
+    def text(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+    rows = ",\n".join(map(text, record["patients"]))
+    head = f'"titles":{text(record["titles"])},\n"probes":{text(record["probes"])}'
+    return f'{{{head},\n"patients":[\n{rows}\n]}}\n'
+
+
+@cache
+def _read_text(record: str) -> dict[str, Any]:
+    return json.loads(record)
+
+
 def _rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
@@ -158,7 +174,7 @@ class BugDoctor(LectureWidget):
     batch = Slider(40, "Read curves at batch", low=1, high=40, step=1, digits=0)
     ordered = _Lists(list(ORDERED))
     tried = _Lists(list(TITLES))
-    record = _Record({}, None)
+    record = _Record("", None)
     presets: ClassVar = {
         "order": ("Order the probe", None),
         "diagnose": ("Diagnose", None),
@@ -194,8 +210,13 @@ class BugDoctor(LectureWidget):
     def __init__(self, ward: Ward | None = None, **state: Any):
         if "record" in state:
             raise TypeError("BugDoctor takes no record: it comes from the ward, given first")
-        record = json.loads(_committed()) if ward is None else record_of(ward)
-        super().__init__(record=record, **state)
+        text = _committed() if ward is None else as_text(record_of(ward))
+        super().__init__(record=text, **state)
+
+    @property
+    def chart(self) -> dict[str, Any]:
+        """The record, read: see `record_of`."""
+        return _read_text(self.record)
 
     # --- the rules -------------------------------------------------------------------------------
 
@@ -203,7 +224,7 @@ class BugDoctor(LectureWidget):
         return bool(self.tried[i]) and self.tried[i][-1] == self._truth(i)
 
     def _truth(self, i: int) -> str:
-        return list(TITLES)[self.record["patients"][i]["truth"]]
+        return list(TITLES)[self.chart["patients"][i]["truth"]]
 
     def _spent(self, i: int) -> int:
         wrong = len(self.tried[i]) - self._done(i)
@@ -224,7 +245,7 @@ class BugDoctor(LectureWidget):
     @property
     def numbers(self) -> dict[str, Any]:
         """Spent and left per patient, points in all, and the curves at the batch."""
-        seen = self.record["patients"][self._at]["curves"]
+        seen = self.chart["patients"][self._at]["curves"]
         return {
             "spent": [self._spent(i) for i in range(len(PATIENTS))],
             "left": [self._left(i) for i in range(len(PATIENTS))],
@@ -242,7 +263,7 @@ class BugDoctor(LectureWidget):
 
     def _verdict(self, i: int) -> str:
         if self._done(i):
-            words = self.record["patients"][i]["words"]
+            words = self.chart["patients"][i]["words"]
             return f"{TITLES[self._truth(i)]}, {self._left(i)} of {POINTS} points. {words}"
         paid = ", ".join(ORDERED[name].title.lower() for name in self.ordered[i])
         words = f"{_points(self._spent(i))} spent" + (f" ({paid})" if paid else "")
@@ -291,7 +312,7 @@ class BugDoctor(LectureWidget):
         return 20 + ROW * -(-len(self._panels()) // COLUMNS)
 
     def draw_still(self, still: Still) -> None:
-        seen = self.record["patients"][self._at]
+        seen = self.chart["patients"][self._at]
         for place, name in enumerate(self._panels()):
             left, top = 12 + (PANEL + GAP) * (place % COLUMNS), 24 + ROW * (place // COLUMNS)
             if name in CURVES:

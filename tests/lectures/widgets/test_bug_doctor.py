@@ -7,6 +7,7 @@ import pytest
 
 from lectures.widgets import BugDoctor, base
 from lectures.widgets.bug_doctor import ORDERED, PATIENTS, RECORD, TITLES, record_of
+from lectures.widgets.still import fixed
 from toy_models.silent_bugs import BUGS, HEALTHY, IN_THE_WARD, POINTS, PROBES, Ward
 
 GALLERY = Path(__file__).parents[3] / "lectures" / "widget_gallery.ipynb"
@@ -80,19 +81,19 @@ def test_after_the_diagnosis_nothing_can_be_lost():
 def test_another_ward_can_be_drawn():
     other = Ward(seed=1)
     doctor = BugDoctor(ward=other)
-    truths = [list(TITLES)[one["truth"]] for one in doctor.record["patients"]]
+    truths = [list(TITLES)[one["truth"]] for one in doctor.chart["patients"]]
     assert truths == list(other._names.values())
     assert sorted(truths) == sorted(IN_THE_WARD)
-    assert truths != [list(TITLES)[one["truth"]] for one in BugDoctor().record["patients"]]
+    assert truths != [list(TITLES)[one["truth"]] for one in BugDoctor().chart["patients"]]
 
 
 def test_what_it_refuses():
     with pytest.raises(TypeError, match="takes no record"):
-        BugDoctor(record={})
+        BugDoctor(record="")
     doctor = BugDoctor()
     before = doctor.state
     for name, value, message in (
-        ("record", {}, "record comes from the ward"),
+        ("record", "", "record comes from the ward"),
         ("ordered", [["mask"]], "ordered holds 1 lists; expected 7"),
         ("ordered", [["x-ray"], [], [], [], [], [], []], "ordered holds 'x-ray'"),
         ("ordered", [["mask", "mask"], [], [], [], [], [], []], "only once"),
@@ -106,7 +107,7 @@ def test_what_it_refuses():
 
 def test_the_evidence_is_that_of_the_bugs():
     """What the lecture's folded answers say can be read off the record."""
-    of = {list(TITLES)[one["truth"]]: one for one in BugDoctor().record["patients"]}
+    of = {list(TITLES)[one["truth"]]: one for one in BugDoctor().chart["patients"]}
     assert set(of) == set(IN_THE_WARD)
     for name, one in of.items():
         assert (one["first_ratio"]["exactly_one"] < 0.5) == (name == "stale_cache")
@@ -130,7 +131,7 @@ def test_the_gallery_s_answers_are_its_numbers(committed):
     committed(GALLERY)
     cells = {cell["id"]: cell for cell in json.loads(GALLERY.read_text("utf-8"))["cells"]}
     words = "".join(cells["bug-doctor-text"]["source"])
-    of = dict(zip(PATIENTS, BugDoctor().record["patients"], strict=True))
+    of = dict(zip(PATIENTS, BugDoctor().chart["patients"], strict=True))
     end = {letter: one["curves"]["reward"][-1] for letter, one in of.items()}
     assert of["D"]["truth"] == list(TITLES).index(HEALTHY)
     assert f"ends at {end['D']:.1f} of 4 points" in words
@@ -138,8 +139,8 @@ def test_the_gallery_s_answers_are_its_numbers(committed):
     assert higher == ["B", "E", "F", "G"]
     assert "B, E, F and G, end higher" in words
     entropy, surprise = (of["F"]["surprise"][k][-1] for k in ("entropy", "surprise"))
-    assert f"({surprise:.2f} nats)" in words
-    assert f"entropy ({entropy:.2f})" in words
+    assert f"({fixed(surprise, 2)} nats)" in words
+    assert f"entropy ({fixed(entropy, 2)})" in words
 
 
 @pytest.mark.browser
@@ -164,5 +165,5 @@ def test_nothing_is_told_before_it_is_paid_and_all_by_keyboard(page):
     said = page.evaluate("() => seen()[1]")
     assert "5 points spent" in said
     assert f"It is not: {TITLES['always_clipped']}" in said
-    page.wait_for_function("() => model.saved > 0")
+    page.wait_for_function("() => model.state.tried[0].length > 0")
     assert page.evaluate("() => model.state.tried[0]") == ["always_clipped"]
