@@ -119,7 +119,7 @@ def test_exercise_3_refutes_in_ten_lines(lecture):
 
 
 def test_the_natural_direction_is_slower_on_samples_and_damping_mends_it(lecture):
-    """4.85 against 4.96 and 4.93 points after 15 updates, eight seeds; equal on exact batches."""
+    """4.976 against 4.999 and 4.998 points after 25 updates, eight seeds; equal without noise."""
     versions, searched = lecture["versions"], lecture["searched"]
     damped = partial(tr.full_step, damping=0.1)
     updates = {k: searched(versions[k]) for k in "DE"}
@@ -127,11 +127,12 @@ def test_the_natural_direction_is_slower_on_samples_and_damping_mends_it(lecture
         tr.line_search(policy, e, damped(policy, e, delta=0.06), delta=0.06).kl
     )
     J = {
-        name: torch.stack([lecture["race"](update, seed, 15)[0][-1] for seed in range(8)])
+        name: torch.stack([lecture["race"](update, seed, 25)[0][-1] for seed in range(8)])
         for name, update in updates.items()
     }
     means = {name: values.mean().item() for name, values in J.items()}
-    assert means == pytest.approx({"D": 4.85, "E": 4.96, "damped": 4.93}, abs=0.03)
+    assert means == pytest.approx({"D": 4.976, "E": 4.999, "damped": 4.998}, abs=5e-3)
+    assert means["E"] - means["D"] > 4 * (J["D"].var() + J["E"].var()).div(8).sqrt()
     noiseless = {}
     for name in "DE":
         policy = PositionalPolicy(3, 3, seed=0).double()
