@@ -153,7 +153,8 @@ def train(
                           critic. It receives by keyword what it asks for among the row's knobs,
                           `sequences`, `tokens` and `length`
     max_rounds          : most rounds of sampling to fill a batch with groups that have contrast
-                          (rows with dynamic sampling); what was found by then is used
+                          (rows with dynamic sampling). What was found by then is used; of too
+                          many, as many as there are prompts, drawn by lot
     exact               : measure J, entropy and KL by enumeration at every update; None = when
                           there are at most 5,000 pairs of prompt and response
     seed                : of the sampling; the same seed gives bit-identical results
@@ -320,7 +321,10 @@ class _Sampler:
             rounds.append(self.round())
             kept += int(_has_contrast(rounds[-1].rewards).sum())
         rewards = torch.cat([one.rewards for one in rounds])
-        keep = _has_contrast(rewards).nonzero()[:wanted, 0]
+        keep = _has_contrast(rewards).nonzero()[:, 0]
+        if len(keep) > wanted:  # by lot: in order, late prompts would lose up to half their share
+            lot = torch.randperm(len(keep), generator=self.generator)[:wanted]
+            keep = keep[lot.sort().values]
         responses = torch.cat([one.responses for one in rounds]).unflatten(0, (-1, self.group))
         return _Rollout(
             torch.cat([one.prompts for one in rounds])[keep],

@@ -220,6 +220,29 @@ def test_dynamic_sampling_fills_the_batch_with_contrast():
     assert all(sampled == 4 for sampled in plain["sampled"])
 
 
+def test_dynamic_sampling_keeps_prompts_in_proportion_wherever_they_stand():
+    """The surplus of the last round falls by lot: in order, the last prompts would keep 13 %."""
+    seen, hard = [], []
+
+    class Watched(TabularPolicy):
+        def log_probs(self, prompts, responses, *, temperature=1.0):
+            seen.append(prompts)
+            return super().log_probs(prompts, responses, temperature=temperature)
+
+    def reward(prompts, responses):  # easy prompts begin with 0, and one right token will do
+        right = responses == prompts
+        return torch.where(prompts[..., 0] == 0, right[..., 0], right.all(-1)).double()
+
+    prompts = torch.tensor([[0, 0, 0]] * 32 + [[1, 1, 1]] * 32)
+    for seed in range(40):
+        seen.clear()
+        train(Watched(3, 3), prompts, reward, "dapo", steps=1, exact=False, seed=seed)
+        assert len(seen[0]) == 64
+        hard.append((seen[0][:, 0] == 1).double().mean().item())
+    keep = [1 - p**8 - (1 - p) ** 8 for p in (1 / 3, 1 / 27)]
+    assert sum(hard) / 40 == pytest.approx(keep[1] / sum(keep), abs=0.025)  # .213
+
+
 def test_dynamic_sampling_gives_up_with_a_clear_error():
     calls = []
 
