@@ -12,7 +12,17 @@ import pytest
 import torch
 
 from lectures import figures_11
-from toy_models.silent_bugs import BUGS, HEALTHY, IN_THE_WARD, POINTS, PROBES, WRONG, Ward
+from lectures.widgets import BugDoctor
+from toy_models.silent_bugs import (
+    BUGS,
+    HEALTHY,
+    IN_THE_WARD,
+    POINTS,
+    PROBES,
+    WRONG,
+    Ward,
+    explain,
+)
 
 LECTURE = "11_silent_bugs"
 USED = ["setup"]
@@ -56,6 +66,18 @@ def test_the_folded_diagnoses_are_those_of_the_ward(lecture):
     assert set(means) == set(IN_THE_WARD)
     for letter, name in Ward(seed=0)._names.items():
         assert told[letter].startswith(means[name].strip()), letter
+
+
+def test_the_saved_widget_is_a_picture_with_the_state_to_revive_it(lecture):
+    (output,) = lecture.cells["widget"]["outputs"]
+    assert not any("widget" in kind for kind in output["data"])
+    saved = output["metadata"]["policy_gradients_course"]
+    assert saved == {"widget": "bug_doctor", "state": json.loads(json.dumps(BugDoctor().state))}
+
+
+def test_widget_and_cells_have_the_same_patients(lecture):
+    truths = [one["words"] for one in BugDoctor().chart["patients"]]
+    assert truths == [explain(name) for name in Ward(seed=0)._names.values()]
 
 
 def test_prices_in_the_text(lecture):
