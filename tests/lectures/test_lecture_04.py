@@ -108,7 +108,7 @@ def test_exercise_1_by_hand():
 def test_exercise_2_a_smaller_factor_settles(lecture):
     lecture.run("rules")
     exec(lecture.solution("exercise-2"), lecture.names)
-    assert lecture["settled"][1.4] == 6 > lecture["settled"][2.0]
+    assert lecture["settled"][1.4] == 4 > lecture["settled"][2.0]
 
 
 def test_exercise_3_refutes_in_ten_lines(lecture):
