@@ -213,7 +213,7 @@ def practise(
         for name, value in seen.items():
             curves.setdefault(name, []).append(value)
     last = {"last_tokens": tokens, "last_rewards": rewards.flatten()}
-    return Run(MappingProxyType(curves), prompts, **kept, **last)
+    return Run(curves, prompts, **kept, **last)
 
 
 def _observer(policy: AutoregressivePolicy, prompts: Tensor):

@@ -28,6 +28,11 @@ LECTURE = "11_silent_bugs"
 USED = ["setup"]
 
 
+@pytest.fixture(scope="module")
+def ward():
+    return Ward(seed=0)
+
+
 def text(lecture, cell: str) -> str:
     return "".join(lecture.cells[cell]["source"])
 
@@ -51,7 +56,7 @@ def test_the_table_covers_the_whole_catalogue(lecture):
     assert all(re.search(rf"^{name} +\d+%", rows, re.MULTILINE) for name in [HEALTHY, *BUGS])
 
 
-def test_the_folded_diagnoses_are_those_of_the_ward(lecture):
+def test_the_folded_diagnoses_are_those_of_the_ward(lecture, ward):
     answers = text(lecture, "doctor-after")
     told = dict(re.findall(r"\b([A-G]): ([a-z ]+)", answers))
     means = {
@@ -64,7 +69,7 @@ def test_the_folded_diagnoses_are_those_of_the_ward(lecture):
         "own_counts": "micro",
     }
     assert set(means) == set(IN_THE_WARD)
-    for letter, name in Ward(seed=0)._names.items():
+    for letter, name in ward._names.items():
         assert told[letter].startswith(means[name].strip()), letter
 
 
@@ -75,9 +80,9 @@ def test_the_saved_widget_is_a_picture_with_the_state_to_revive_it(lecture):
     assert saved == {"widget": "bug_doctor", "state": json.loads(json.dumps(BugDoctor().state))}
 
 
-def test_widget_and_cells_have_the_same_patients(lecture):
+def test_widget_and_cells_have_the_same_patients(ward):
     truths = [one["words"] for one in BugDoctor().chart["patients"]]
-    assert truths == [explain(name) for name in Ward(seed=0)._names.values()]
+    assert truths == [explain(name) for name in ward._names.values()]
 
 
 def test_prices_in_the_text(lecture):
@@ -120,8 +125,8 @@ def test_a_group_advantage_is_bounded():
 
 
 @pytest.mark.parametrize("name", sorted(PROBES))
-def test_what_a_probe_sees_can_be_drawn(lecture, name):
-    seen = Ward(seed=0).probe("A", name)
+def test_what_a_probe_sees_can_be_drawn(lecture, ward, name):
+    seen = ward.probe("A", name)
     figure = figures_11.evidence({name: json.loads(json.dumps(seen))})
     assert figure.axes[0].get_title(loc="left") == name.replace("_", " ")
     lecture["draw"].plt.close(figure)

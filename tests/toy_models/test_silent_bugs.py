@@ -1,5 +1,6 @@
 """The planted-bug trainer: right where nothing is planted, wrong where a bug says it is."""
 
+import copy
 import json
 import math
 from dataclasses import FrozenInstanceError, fields
@@ -199,8 +200,18 @@ def test_clipping_that_always_acts_and_adam(runs):
 
 
 @pytest.fixture(scope="module")
-def names():
-    return Ward(seed=1)._names
+def whole():
+    return Ward(seed=1)
+
+
+@pytest.fixture
+def ward(whole):
+    return copy.deepcopy(whole)
+
+
+@pytest.fixture
+def names(ward):
+    return ward._names
 
 
 def test_the_ward_holds_one_healthy_run_and_six_bugs(names):
@@ -208,8 +219,7 @@ def test_the_ward_holds_one_healthy_run_and_six_bugs(names):
     assert set(IN_THE_WARD) - {HEALTHY} <= set(BUGS)
 
 
-def test_points(names):
-    ward = Ward(seed=1)
+def test_points(ward, names):
     first, second = ward.patients[:2]
     ward.probe(first, "curves")
     ward.probe(first, "map")
@@ -226,8 +236,7 @@ def test_points(names):
     assert ward.points[second] == 0
 
 
-def test_what_the_ward_refuses(names):
-    ward = Ward(seed=1)
+def test_what_the_ward_refuses(ward):
     with pytest.raises(KeyError, match="no patient 'Z'; there are: A, B"):
         ward.probe("Z", "curves")
     with pytest.raises(KeyError, match="no probe 'x-ray'; there are: curves"):

@@ -1,5 +1,6 @@
 """The bug doctor: the ward's rules, a record of today's code, nothing told before it is paid."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -19,13 +20,13 @@ def ward():
     return Ward(seed=0)
 
 
-def test_the_menu_holds_the_whole_catalogue():
+def test_the_menu_holds_the_whole_catalogue(ward):
     assert list(TITLES) == [HEALTHY, *BUGS]
     assert len(set(TITLES.values())) == len(TITLES)
     assert {name: probe.price for name, probe in PROBES.items() if probe.price} == {
         name: probe.price for name, probe in ORDERED.items()
     }
-    assert list(PATIENTS) == Ward(seed=0).patients
+    assert list(PATIENTS) == ward.patients
 
 
 def test_the_committed_record_is_today_s_ward(ward):
@@ -46,7 +47,7 @@ def test_the_committed_record_is_today_s_ward(ward):
 
 def test_the_points_are_those_of_the_ward(ward):
     doctor, names = BugDoctor(), ward._names
-    play = Ward(seed=0)
+    play = copy.deepcopy(ward)  # nothing is spent there yet
     moves = [("A", ["first_ratio"], []), ("B", ["map", "samples"], ["own_counts"])]
     moves += [("C", [], []), ("D", ["map", "mask", "surprise"], ["attached", "kl_sign"])]
     for patient, probes, wrong in moves:
