@@ -6,6 +6,7 @@
     critics.py    what a state is worth: by table, by features, by enumeration
     train.py      one short loop for every row of `policy_gradients.ALGORITHMS`
     trust_region.py  natural gradient, TRPO and PPO-penalty on any of the policies
+    silent_bugs.py   a trainer of replaceable parts, and the mistakes people plant in it
 
     task = SortingTask(vocab_size=3, length=3)
     policy = PositionalPolicy(3, 3, seed=0)
