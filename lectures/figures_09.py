@@ -8,13 +8,17 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from lectures.figures import FAINT, INK, learning_curves, style
+from lectures.figures_03 import LETTERS
 
 AVERAGES = {"per sequence": "grpo", "per token": "dapo", "fixed length": "dr_grpo"}
 PANELS = ("pass rate", "right answers", "wrong answers", "all answers")
 
 
 def lengths(seen: dict) -> Figure:
-    """Pass rate and mean lengths over the updates: average → (steps + 1, 4, runs)."""
+    """Pass rate and mean lengths over the updates: average → (steps + 1, 4, runs).
+
+    With several averages, the means near the start are drawn once more, enlarged.
+    """
     figure, axes = plt.subplots(1, 4, figsize=(8.6, 3.3))
     starts = next(iter(seen.values()))[0, :, 0].tolist()
     for row, (axis, title, first) in enumerate(zip(axes, PANELS, starts, strict=True)):
@@ -30,8 +34,41 @@ def lengths(seen: dict) -> Figure:
     for axis in axes[2:]:
         axis.tick_params(labelleft=False)
     if len(seen) > 1:
+        for row, place in ((1, (0.36, 0.54, 0.6, 0.36)), (2, (0.36, 0.07, 0.6, 0.2))):
+            _enlarged(axes[row].inset_axes(place), seen, row, starts[row])
         handles = [line for line in axes[0].get_lines() if not line.get_label().startswith("_")]
         figure.legend(handles, list(seen), loc="outside lower center", ncols=len(seen))
+    return figure
+
+
+def _enlarged(axis, seen: dict, row: int, first: float) -> None:
+    """Means of one row within two tokens of the start."""
+    for name, path in seen.items():
+        look = style(AVERAGES[name])
+        axis.plot(path[:, row].mean(1), look["linestyle"], color=look["color"], linewidth=1.6)
+    axis.axhline(first, color=FAINT, linewidth=1, linestyle=":")
+    axis.set(
+        ylim=(first - 1.9, first + 1.9), xticks=(), yticks=(round(first) - 1, round(first) + 1)
+    )
+    axis.tick_params(labelsize=7.5, length=2)
+    axis.grid(False)
+    axis.spines[:].set(visible=True, color=FAINT)
+
+
+def lettered(curves: dict, ylabel: str) -> Figure:
+    """One curve per letter over the updates; letters that would overlap are spread apart."""
+    figure, axis = plt.subplots(figsize=(6.6, 2.9))
+    last = len(next(iter(curves.values()))) - 1
+    below = -1.0
+    for letter in sorted(curves, key=lambda k: float(curves[k][-1])):
+        color, line = LETTERS[letter]
+        line = (0, (5, 1.5, 1, 1.5, 1, 1.5)) if letter == "D" else line  # B is the dotted one
+        axis.plot(curves[letter], linestyle=line, color=color, linewidth=1.8)
+        end = float(curves[letter][-1])
+        below = max(end, below + 0.06)
+        axis.plot((last, 1.035 * last), (end, below), color=color, linewidth=0.8, clip_on=False)
+        axis.text(1.05 * last, below, letter, color=color, weight="bold", va="center")
+    axis.set(xlabel="updates", ylabel=ylabel)
     return figure
 
 

@@ -5,6 +5,7 @@ those of the widget's folded answers. The cells that the solutions build on are 
 in the notebook.
 """
 
+import itertools
 import math
 
 import pytest
@@ -15,7 +16,7 @@ from lectures.widgets import LengthBias
 
 LECTURE = "09_loss_aggregation_and_length_bias"
 USED = ["setup", "talker", "puzzle-predict", "puzzle", "tree", "cosines", "sign", "sharing"]
-USED += ["batch", "accumulate", "truncated", "lengths", "bugs"]
+USED += ["batch", "accumulate", "treatments", "truncated", "lengths", "bugs"]
 
 
 def test_the_start_of_the_talker(lecture):
@@ -24,7 +25,7 @@ def test_the_start_of_the_talker(lecture):
     assert torch.tensor(-3.0).sigmoid() == pytest.approx(0.047, abs=5e-4)
     later = lecture["watch"](lecture["longish"][None])[:, 0]
     assert later[0] == pytest.approx(0.5)
-    assert lecture["p_cut"] == pytest.approx(0.18, abs=5e-3)
+    assert lecture["chance"] @ (1 - lecture["ended"]) == pytest.approx(0.18, abs=5e-3)
 
 
 def test_exercise_1_by_hand():
@@ -46,12 +47,44 @@ def test_exercise_1_by_hand():
 
 def test_exercise_2_a_growing_mean_length_is_no_evidence(lecture):
     exec(lecture.solution("exercise-2"), lecture.names)
-    fixed = lecture["path"].mean(-1)  # of the loop's last pass
-    assert (fixed[:, 3] - 21).abs().max() < 0.5
-    path = lecture["train"](lambda n: 1 / (32 * n), theta=lecture["hard"]).mean(-1)
+    path, fixed, tied = (trained.mean(-1) for trained in lecture["trained"].values())
     assert path[0, [0, 3]].tolist() == pytest.approx([0.047, 21.1], abs=0.05)
     assert path[40, [0, 3]].tolist() == pytest.approx([0.3, 26], abs=1)
     assert path[-1, 3] < 6
+    assert (fixed[:, 3] - 21).abs().max() < 0.5
+    assert (tied[:, 3] - 21.1).abs().max() < 1.2
+    assert (tied[:, 1] - tied[:, 2]).abs().max() < 1e-9  # one logit, one length
+    assert tied[-1, 0] > 0.9
+
+
+@pytest.mark.parametrize("first", [-3.0, -0.8, 0.0, 2.0])
+@pytest.mark.parametrize("stop", [-3.0, 0.0])
+def test_one_stop_logit_feels_nothing_at_any_pass_rate(lecture, first, stop):
+    theta = torch.tensor([first, stop, stop])
+    prob, right = lecture["answer_logp"](theta).exp(), lecture["right"]
+    slope = (prob / lecture["n"] * (right - prob @ right.double())) @ lecture["score"](theta)
+    assert slope[2] > 1e-3
+    assert slope[1] + slope[2] == pytest.approx(0, abs=1e-12)
+
+
+def test_with_the_spread_a_masked_minus_one_weakens_right_answers_on_the_talker(lecture):
+    """All groups of eight by their counts of right, wrong and cut answers."""
+    chance, right, ended = (lecture[name] for name in ("chance", "right", "ended"))
+    p = [chance @ (right * ended), chance @ ((1 - right) * ended), chance @ (1 - ended)]
+    found = {}
+    for name, points in (("0", [1.0, 0.0, 0.0]), ("-1", [1.0, 0.0, -1.0])):
+        mean = 0.0
+        for rest in itertools.product(range(8), repeat=2):
+            counts = [rest[0], rest[1], 7 - sum(rest)]
+            if counts[2] < 0:
+                continue
+            ways = math.factorial(7) / math.prod(math.factorial(c) for c in counts)
+            chance_of = ways * math.prod(q**c for q, c in zip(p, counts, strict=True))
+            group = [1.0, *(x for x, c in zip(points, counts, strict=True) for _ in range(c))]
+            mean += chance_of * pg.group_standardized(torch.tensor([group]))[0, 0]
+        found[name] = float(mean)
+    assert found["0"] == pytest.approx(1.04, abs=0.01)
+    assert found["-1"] == pytest.approx(0.94, abs=0.01)
 
 
 def test_exercise_3_refutes_in_ten_lines(lecture):
