@@ -40,7 +40,7 @@ def bill_and_distance(free, billed, logged) -> Figure:
         look["linewidth"] = 3.5 if name == "exact" else 1.8
         right.plot(np.asarray(runs).mean(0), label=label, **look)
         low, high = np.asarray(runs).min(0), np.asarray(runs).max(0)
-        band = {"color": look["color"], "alpha": 0.13, "linewidth": 0}
+        band = {"color": look["color"], "alpha": 0.35, "linewidth": 0}
         right.fill_between(np.arange(len(low)), low, high, **band)
     right.set(title="eight runs each", xlabel="batches of 64 answers")
     for axis in (left, right):
@@ -97,11 +97,12 @@ def kl_compass(truth, placements) -> Figure:
     titles = {name: name.replace(" ", " in the ") for name in placements}
     same_colour = {"k1": "grpo", "k2": "ppo", "k3": "gspo"}  # as in K
     colours = {name: same_colour[name[:2]] for name in placements}
-    figure = compass(truth, placements, labels=titles, styles=colours, limit=1.75)
+    figure = compass(truth, placements, labels=titles, styles=colours, limit=1.9)
     for axis in figure.axes:
         for label in (axis.xaxis.label, axis.yaxis.label, *axis.texts):
             text = label.get_text().replace("lowers J", "wrong way")
             text = re.sub(r"length 0.00, cosine \S+", "length 0.00", text)  # of no direction
+            text = re.sub(r"\n(wrong side \S+), zero \S+", r", \1", text)  # none is zero here
             label.set_text(text.replace("∇J", "∇KL"))
     return figure
 
@@ -171,9 +172,11 @@ def cross_terms(independent, tree) -> Figure:
 def many_trees(cosines, ends: dict) -> Figure:
     """Left: histogram of cosines. Right: distance from the optimum, a dot per reference."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.1))
-    left.hist(np.asarray(cosines), bins=np.linspace(0.4, 1, 31), color=K["k2"]["color"], alpha=0.8)
+    left.hist(np.asarray(cosines), bins=np.linspace(0.36, 1, 33), color=K["k2"]["color"], alpha=0.8)
     left.axvline(0.864, color=INK, linewidth=1.4, linestyle="--")
-    left.text(0.85, 0.5, "our tree", ha="right", fontsize=9, transform=left.get_xaxis_transform())
+    left.text(
+        0.85, 0.5, "the widget's tree", ha="right", fontsize=9, transform=left.get_xaxis_transform()
+    )
     left.set(title="direction of per-token k2", xlabel="cosine with ∇KL", ylabel="trees")
     dice = np.random.default_rng(0)
     for row, (label, distance) in enumerate(ends.items()):
@@ -191,15 +194,16 @@ def many_trees(cosines, ends: dict) -> Figure:
 def leash_and_anchor(runs: dict) -> Figure:
     """KL(old‖new) of each batch, and KL to home, over batches: label → (batches, 2)."""
     figure, (step, home) = plt.subplots(1, 2, figsize=(7.6, 3.3))
-    looks = (("#D55E00", "--"), ("#0072B2", "-."), ("#117733", "-"), ("#CC5F9B", ":"))
+    looks = ((FAINT, "-"), ("#D55E00", "--"), ("#0072B2", "-."), ("#117733", "-"))
+    looks += (("#CC5F9B", ":"),)
     for (label, path), (color, line) in zip(runs.items(), looks, strict=True):
         path = np.asarray(path)
         x = np.arange(1, len(path) + 1)
         step.semilogy(x, np.maximum(path[:, 0], 1e-6), line, color=color, label=label)
         home.plot(x, path[:, 1], line, color=color, label=label)
     step.set(title="this step: KL(old ‖ new)", xlabel="batches", ylabel="nats per answer")
-    step.set(ylim=(1e-4, 1))
+    step.set(ylim=(1e-4, 4))
     home.set(title="home: KL(π ‖ first policy)", xlabel="batches", ylabel="nats per answer")
     handles, labels = home.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8.5)
+    figure.legend(handles, labels, loc="outside upper center", ncols=5, fontsize=8)
     return figure

@@ -20,8 +20,8 @@ from policy_gradients.kl import exact_kl
 from toy_models.exact import gradient_moments
 
 LECTURE = "05_kl_regularisation"
-USED = ["setup", "puzzle-predict", "values", "placements-predict", "placements", "gibbs"]
-USED += ["turn-predict", "turn", "trees", "train-trees"]
+USED = ["setup", "puzzle-predict", "directions", "values", "placements-predict", "placements"]
+USED += ["gibbs", "flow", "flows-predict", "flows", "turn-predict", "turn", "trees", "train-trees"]
 
 
 def odds(p: float) -> float:
@@ -75,6 +75,66 @@ def test_near_home_k1_scatters_by_the_root_of_twice_the_kl(lecture):
     assert 5.5 < spread / k3_spread < 6
 
 
+def test_compromises_of_the_two_directions_as_printed(lecture):
+    target = lecture["two"]
+    pairs = {"reverse": (0.683, 3.468), "forward": (1.489, 0.625)}
+    for name, expected in pairs.items():
+        p = lecture[name]
+        found = ((p * (p / target).log()).sum(), (target * (target / p).log()).sum())
+        assert [x.item() for x in found] == pytest.approx(expected, abs=1e-3)
+
+
+def test_to_invent_half_of_the_answers_costs_log_2_too():
+    target = torch.tensor([[[0.6, 0.4, 0.0, 0.0]]], dtype=torch.float64)
+    inventing = torch.tensor([[[0.3, 0.2, 0.1, 0.4]]], dtype=torch.float64)
+    assert exact_kl(target.log(), inventing.log()).item() == pytest.approx(math.log(2))
+
+
+def test_far_out_nothing_has_become_four_times_rarer():
+    assert 3.5 < 0.9813 / 0.25 < 4  # the pair of the row "far"
+
+
+def test_k3_summed_over_tokens_has_the_same_mean_and_less_spread(lecture):
+    policy, reference, prompt = (lecture[name] for name in ("policy", "reference", "prompt"))
+    of = lecture["exact"].token_log_probs_of
+    logp, logp_ref = (of(p, prompt)[0].detach() for p in (policy, reference))  # (answer, time)
+    prob, summed = logp.sum(1).exp(), k3(logp, logp_ref).sum(1)
+    mean = prob @ summed
+    assert mean.item() == pytest.approx((prob @ (logp - logp_ref).sum(1)).item(), abs=1e-9)
+    assert (prob @ (summed - mean) ** 2).sqrt().item() == pytest.approx(0.033, abs=1e-3)
+
+
+def test_one_in_a_million_becomes_nearly_certain_at_beta_004(lecture):
+    best = torch.tensor(odds(1e-6) + 1 / 0.04).sigmoid().item()
+    assert best == pytest.approx(0.99999, abs=5e-6)
+    args = lecture["home"], lecture["prompt"], lecture["partial_credit"], lecture["beta"]
+    library = lecture["exact"].gibbs_distribution(*args)[0]
+    assert (library - lecture["best"]).abs().max() < 1e-9
+
+
+def test_k2_in_the_reward_ends_where_its_penalty_is_negative(lecture):
+    path, ends = lecture["paths"]["k2 reward"], {}
+    assert path[:, 1].max() > path[-1, 1] + 0.02  # it gave up reward at the end
+    assert path[-1, 0] == pytest.approx(1.717, abs=1e-3)
+    exact, home, prompt = (lecture[name] for name in ("exact", "home", "prompt"))
+
+    def penalty(policy):
+        logp = exact.response_log_probs(policy, prompt)[0].detach()
+        ell = logp - lecture["logp_home"]
+        ends["penalty"] = (logp.exp() @ (ell**2 / 2 - ell)).item()  # E[k2] − KL
+
+    policy = lecture["copy"].deepcopy(home)
+    paid = lecture["six"]["k2 reward"]
+
+    def objective(p):
+        reward = exact.expected_reward(p, prompt, lecture["partial_credit"])
+        return reward - lecture["beta"] * paid(p, home)
+
+    knobs = {"steps": 400, "learning_rate": 1.2, "max_grad_norm": 3.0}
+    exact.exact_flow(policy, objective, record=penalty, **knobs)
+    assert -0.1 < ends["penalty"] < -0.01
+
+
 def test_rare_sample_of_k3_is_nearly_500():
     assert math.exp(-math.log(0.002)) - 1 + math.log(0.002) == pytest.approx(493, abs=1)
 
@@ -111,26 +171,16 @@ def test_numbers_of_the_widget_answers():
             policy=policy, distance=distance, place=place
         ).numbers
         for policy, distance, place in (
-            ("independent", 1, "loss_token"),
-            ("independent", 4, "loss_token"),
-            ("tree", 1, "reward_to_go"),
-            ("tree", 1, "reward_response"),
-            ("tree", 1, "loss_response"),
-            ("tree", 1, "reward_token"),
+            ("tree", 0.1, "loss_token"),
+            ("tree", 0.5, "loss_token"),
             ("tree", 1, "loss_token"),
+            ("tree", 1, "reward_response"),
         )
     }
-    near, far = (numbers["independent", d, "loss_token"] for d in (1, 4))
-    assert near["gap"][1] == far["gap"][1] == 0
-    assert far["gap"][2] > 5 * near["gap"][2]
-    exact_places = {
-        (place, i)
-        for (policy, _, place), n in numbers.items()
-        if policy == "tree"
-        for i in range(3)
-        if n["gap"][i] == 0
-    }
-    assert exact_places == {("reward_to_go", 0), ("reward_response", 0), ("loss_response", 1)}
+    for distance, kl, cosine in ((0.1, 0.009, 0.999), (0.5, 0.205, 0.957), (1, 0.581, 0.864)):
+        found = numbers["tree", distance, "loss_token"]
+        assert found["kl"] == pytest.approx(kl, abs=1e-3)
+        assert found["cosine"][1] == pytest.approx(cosine, abs=1e-3)
     assert numbers["tree", 1, "reward_response"]["along"][2] == pytest.approx(-0.404, abs=1e-3)
 
 
@@ -145,7 +195,9 @@ def test_saved_widget_is_a_picture_with_the_state_to_revive_it(lecture):
 def test_compass_speaks_of_the_kl():
     truth = torch.tensor([1.0, 0.0])
     samples = torch.tensor([[0.0, 1.0], [0.0, -1.0]])
-    figure = draw.kl_compass(truth, {"k1 loss": (1e-17 * truth, samples), "k2 loss": (truth, samples)})
+    figure = draw.kl_compass(
+        truth, {"k1 loss": (1e-17 * truth, samples), "k2 loss": (truth, samples)}
+    )
     words = [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
     plt.close(figure)
     assert not [text for text in words if "J" in text]
