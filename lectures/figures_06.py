@@ -7,7 +7,8 @@ Each function takes numbers that the lecture has computed and returns a figure f
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.path import Path
 
 from lectures.figures import FAINT, INK, style
 
@@ -110,7 +111,10 @@ def tree(path: list[int], answers, values, chances) -> Figure:
             chance = float(chances[_row_of(path, answers), depth, v])
             color = UP if value > before else DOWN
             wide = 1 + 2 * abs(value - before)
-            axis.plot([depth + 0.23, depth + 0.79], [0, y], color=color, linewidth=wide, alpha=0.75)
+            bend = [(depth + 0.23, 0), (depth + 0.62, 0), (depth + 0.3, y), (depth + 0.8, y)]
+            curve = Path(bend, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
+            edge = {"facecolor": "none", "edgecolor": color, "linewidth": wide, "alpha": 0.75}
+            axis.add_patch(PathPatch(curve, **edge))
             words = " ".join(TOKENS[w] for w in prefix)
             _node(axis, depth + 1, y, words, value, ended=v == 3 or depth == len(path) - 1)
             place = {"ha": "center", "fontsize": 8, "color": color, "weight": "bold"}
@@ -177,11 +181,11 @@ def lambda_curves(lambdas, bias: dict, variance: dict, counts: tuple[int, int]) 
                 )
         axis.set_title(title, fontsize=10)
         axis.set(xlabel="λ", xticks=(0, 0.5, 1))
-    for axis, ticks in zip(axes[2:], ((0.1, 0.3, 1, 3), (0.001, 0.01, 0.1, 1)), strict=True):
+    for axis in axes[2:]:
         axis.set_yscale("log")
-        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_yticks((0.001, 0.01, 0.1, 1), ("0.001", "0.01", "0.1", "1"))
         axis.minorticks_off()
-        axis.set_ylim(bottom=ticks[0])
+        axis.set_ylim(0.0015, 6)
         axis.axhline(1, color=FAINT, linewidth=1, linestyle=(0, (1, 2)))
     axes[0].set_ylabel("in units of |∇J| (bias), |∇J|² (rest)", fontsize=9)
     handles, labels = axes[0].get_legend_handles_labels()
@@ -211,26 +215,29 @@ def offset_paths(paths: dict) -> Figure:
 
 
 def lettered(curves: dict, ylabel: str, limits: tuple[float, float], *, log=False) -> Figure:
-    """One curve per letter over the updates, the letter at its right end: letter → (points,).
+    """A curve per seed over the updates, the letter at its right end: letter → (seeds, points).
 
     log : logarithmic axis, and running means of eight updates
     """
     figure, axis = plt.subplots(figsize=(6.6, 2.9))
     axis.set(xlabel="updates", ylabel=ylabel, yscale="log" if log else "linear", ylim=limits)
-    ends: dict[str, float] = {}
-    for letter, values in curves.items():
+    ends: list[tuple[float, str]] = []
+    for letter, runs in curves.items():
         color, line = LETTERS[letter]
-        shown = np.asarray(values)
+        shown = np.asarray(runs)
         if log:
-            shown = np.stack([shown[max(0, i - 7) : i + 1].mean() for i in range(len(shown))])
+            points = range(shown.shape[1])
+            shown = np.stack([shown[:, max(0, i - 7) : i + 1].mean(1) for i in points], 1)
             shown = shown.clip(limits[0])
-        axis.plot(shown, linestyle=line, color=color, linewidth=2)
-        end = axis.transData.transform((0, min(shown[-1], limits[1])))
-        ends[letter] = axis.transAxes.inverted().transform(end)[1]
-    taken: list[float] = []
-    for letter in sorted(ends, key=ends.get):
-        taken.append(max([ends[letter], *(t + 0.085 for t in taken)]))
+        axis.plot(shown.T, linestyle=line, color=color, linewidth=1.4, alpha=0.85)
+        last = [axis.transData.transform((0, min(end, limits[1]))) for end in shown[:, -1]]
+        heights = sorted(axis.transAxes.inverted().transform(end)[1] for end in last)
+        apart = [h for i, h in enumerate(heights) if i == 0 or h - heights[i - 1] > 0.3]
+        ends += [(h, letter) for h in apart]
+    below = 1.08
+    for height, letter in sorted(ends, reverse=True):  # from the top, each below the last one
+        below = min(height, below - 0.085)
         place = {"transform": axis.transAxes, "va": "center", "weight": "bold"}
-        axis.text(1.015, taken[-1], letter, color=LETTERS[letter][0], **place)
-    axis.set_xlim(0, len(shown) - 1)
+        axis.text(1.015, below, letter, color=LETTERS[letter][0], **place)
+    axis.set_xlim(0, shown.shape[1] - 1)
     return figure

@@ -16,7 +16,7 @@ from policy_gradients import gae
 
 LECTURE = "06_values_and_gae"
 USED = ["setup", "toy", "puzzle-predict", "puzzle", "instalments", "critic", "critics", "explained"]
-USED += ["gamma-sorter", "cut", "perfect", "perfect-table", "lambda", "bugs", "bugs-map"]
+USED += ["packed", "cut", "perfect", "perfect-table", "lambda", "bugs", "bugs-map"]
 
 
 def test_exercise_1_by_hand():
@@ -61,6 +61,54 @@ def test_numbers_in_the_prose(lecture):
 
     assert math.degrees(math.acos(lecture["agreement"])) == pytest.approx(68, abs=0.5)
     assert lecture["bias"]["3 points too low"][0] == pytest.approx(1.5, abs=0.05)
+
+
+def test_the_critic_of_256_answers_is_a_typical_one(lecture):
+    """Best λ for 16 and 1,024 answers: about .45 and .95; with other seeds .35–.7 and .95–.98."""
+    lambdas, best, errors = lecture["lambdas"], {16: [], 1024: []}, []
+    for seed in range(12):
+        critic = lecture["TabularCritic"](lecture["start"])
+        lecture["fit"](critic, look_ahead=False, batches=32, seed=seed)
+        errors.append(lecture["error"](critic).item())
+        arguments = lecture["start"], critic, lecture["prompt"], lecture["reward"]
+        swept = [
+            lecture["moments"](lecture["all_advantages"](*arguments, gamma=1.0, lam=lam)[0])
+            for lam in lambdas.tolist()
+        ]
+        bias = torch.stack([(mean - lecture["north"]).square().sum() for mean, _ in swept])
+        noise = torch.stack([trace for _, trace in swept])
+        for n, found in best.items():
+            found.append(lambdas[(bias + noise / n).argmin()].item())
+    assert lecture["error"](lecture["some"]).item() == pytest.approx(sum(errors) / 12, abs=0.02)
+    assert best[16][3] == pytest.approx(0.475)
+    assert best[1024][3] == pytest.approx(0.95)
+    assert 0.33 < min(best[16]) < max(best[16]) < 0.72
+    assert 0.94 < min(best[1024]) < max(best[1024]) < 0.99
+
+
+def test_an_expert_makes_one_mistake(lecture):
+    """Share of E[Σ ψ² |u|²] on the token with the longest score vector, sorter of skill 4."""
+    policy, lab = lecture["sorter"](4), lecture["lab"]
+    prompt, R = lecture["prompt"], lecture["R"]
+    chance = lab.response_log_probs(policy, prompt)[0].exp().detach()
+    lengths = lab.token_scores(policy, prompt).detach().square().sum(-1)  # |u|²: (answer, time)
+    V = lab.prefix_values(policy, prompt, lecture["reward"])
+    surplus = (R - chance @ R)[:, None] * lecture["mask"]
+    exact = (V[:, 1:] - V[:, :-1]) * lecture["mask"]
+    shares = []
+    for psi in (surplus, exact):
+        carried = psi**2 * lengths
+        top = carried.gather(1, lengths.argmax(1)[:, None])[:, 0]
+        shares.append((chance @ top / (chance @ carried.sum(1))).item())
+    assert shares == pytest.approx([0.93, 0.99], abs=0.006)
+
+
+def test_a_cut_taken_for_an_end():
+    nothing, half = torch.zeros(1, 3), torch.full((1, 3), 0.5)
+    after = torch.tensor([0.5])
+    assert gae(nothing, half, nothing, gamma=1.0, lam=0.95, bootstrap=after)[0].abs().max() == 0
+    wrong, _ = gae(nothing, half, torch.tensor([[0, 0, 1]]), gamma=1.0, lam=0.95)
+    assert wrong[0].tolist() == pytest.approx([-0.451, -0.475, -0.5], abs=6e-4)
 
 
 def test_a_map_frames_what_differs_and_nothing_else():
