@@ -26,7 +26,7 @@ from toy_models.critics import TabularCritic
 from toy_models.exact import expected_reward
 from toy_models.policies import AutoregressivePolicy
 from toy_models.sorting import SortingTask, is_sorted, sort_then_end_reward
-from toy_models.train import History, train
+from toy_models.train import train
 
 
 @dataclass(frozen=True)
@@ -154,9 +154,8 @@ def race(
     if len(seeds) < 2:
         raise ValueError(f"a spread needs at least two seeds, got {seeds}")
     prompts, judge = task.prompts, task.judge
-    budget = steps * len(prompts) * group
 
-    def run(row: Algorithm, seed: int, steps: int) -> tuple[History, float]:
+    def run(row: Algorithm, seed: int) -> tuple[float, int, int]:
         policy = task.policy()
         history = train(
             policy,
@@ -170,27 +169,18 @@ def race(
             learning_rate=learning_rate,
             beta=beta,
             critic=TabularCritic(policy, prompts) if row.needs_critic else None,
-            exact=False,
+            max_samples=steps * len(prompts) * group,
+            watch=False,  # J is wanted once, at the end
             seed=seed,
         )
+        samples = sum(record.sampled for record in history.records if record.inner == 0)
         with torch.no_grad():
-            return history, expected_reward(policy, prompts, judge).item()
+            score = expected_reward(policy, prompts, judge).item()
+        return score, samples, len(history)
 
-    results = {name: [] for name in names}
-    for row in chosen:
-        for seed in seeds:
-            history, score = run(row, seed, steps)
-            if sum(_samples(history)) > budget:  # the same seed again, and stop in time
-                spent = torch.tensor(_samples(history)).cumsum(0)
-                history, score = run(row, seed, max(1, int((spent <= budget).sum())))
-            results[row.name].append((score, sum(_samples(history)), len(history)))
+    results = {row.name: [run(row, seed) for seed in seeds] for row in chosen}
     columns = {name: torch.tensor(r, dtype=torch.float64).unbind(1) for name, r in results.items()}
     return Race(task.name, *({n: column[k] for n, column in columns.items()} for k in range(3)))
-
-
-def _samples(history: History) -> list[int]:
-    """Responses sampled in each step."""
-    return [record.sampled for record in history.records if record.inner == 0]
 
 
 def _student_quantile(probability: float, df: int) -> float:

@@ -152,6 +152,42 @@ def test_without_enumeration_entropy_and_kl_are_estimated():
     assert sampled.final.kl_to_start == pytest.approx(exact.final.kl_to_start, abs=0.1)
 
 
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_unwatched_runs_are_the_same_runs(name):
+    runs = []
+    for watch in (True, False):
+        policy = PositionalPolicy(3, 3, seed=0)
+        knobs = {"steps": 5, "inner_steps": 2, "minibatches": 2, "watch": watch}
+        history = train(policy, PROMPTS, TASK.reward, name, **knobs)
+        runs.append((history, [p.detach() for p in policy.parameters()]))
+    (seen, a), (unseen, b) = runs
+    assert all(x.equal(y) for x, y in zip(a, b, strict=True))
+    blank = {"clip_high", "clip_low", "objective", "entropy", "kl_to_start", "kl_to_ref"}
+    for column in set(seen.records[0]._fields) - {"value_loss", "explained_variance"}:
+        if column in blank:
+            assert all(map(math.isnan, unseen[column])), column
+        else:
+            assert seen[column] == unseen[column], column
+    assert all(map(math.isnan, unseen.final))
+
+
+def test_a_run_ends_before_the_step_that_would_exceed_its_samples():
+    def run(**knobs):
+        policy = PositionalPolicy(3, 3, seed=0)
+        return policy, train(policy, PROMPTS, TASK.reward, "dapo", group=4, **knobs)
+
+    _, long = run(steps=6)
+    spent = torch.tensor(long["sampled"]).cumsum(0)
+    assert spent[3] > 4 * 4 * len(PROMPTS)  # some groups were replaced
+    for limit in (int(spent[3]), int(spent[4]) - 1):
+        policy, history = run(steps=6, max_samples=limit)
+        other, shorter = run(steps=4)
+        assert history.records == shorter.records
+        assert all(x.equal(y) for x, y in zip(policy.parameters(), other.parameters(), strict=True))
+        assert f"step 4: it would take more than {limit} responses" in history.stopped
+    assert len(run(steps=6, max_samples=1)[1]) == 1  # the first step always is
+
+
 def test_reference_is_refreshed_on_time():
     history = train(
         TabularPolicy(3, 3),
@@ -370,6 +406,7 @@ def test_temperature_mismatch_collapses_under_a_constant_reward():
         (ValueError, "group must be a whole number.*got 2.5", {"group": 2.5}),
         (ValueError, "inner_steps must be .* got -1", {"inner_steps": -1}),
         (ValueError, "max_rounds must be .* got 0", {"max_rounds": 0}),
+        (ValueError, "max_samples must be .* got 0", {"max_samples": 0}),
         (ValueError, "reference_every must be .* got 0", {"reference_every": 0}),
         (ValueError, "learning_rate must be positive and finite, got 0", {"learning_rate": 0.0}),
         (
