@@ -1,11 +1,13 @@
 """The pictures that only lecture 04 draws: plain matplotlib, no arithmetic worth reading.
 
-Most functions take numbers that the lecture has computed. `bowls` and `boxes` fill a plane with
-the KL of lecture 04's equations TR-1 and TR-13 themselves. All return a figure for
-`lectures.figures.show`.
+Most functions take numbers that the lecture has computed; `bowls` fills a plane with the KL of
+lecture 04's equation TR-1 itself. They return a figure for `lectures.figures.show`. One function
+draws nothing: `five_strides` keeps the bugs of section 7 out of the reader's sight until asked for.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,10 +15,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lectures.figures import FAINT, INK, style
+from lectures.figures import FAINT, INK, compass, style
+from policy_gradients import exact_kl
 
-NATURAL, GRADIENT, CLIPPED = (style(name)["color"] for name in ("first", "reinforce", "clipped"))
+NATURAL, GRADIENT = (style(name)["color"] for name in ("first", "reinforce"))
 REGION = "#cfe5f3"
+FLOOR = 8e-3  # nats, the lower edge of the race's logarithmic axis
 PINS = {
     "none pinned": ("#000000", "-", 2.6),
     "0 pinned": ("#D55E00", "--", 2.2),
@@ -24,7 +28,19 @@ PINS = {
     "2 pinned": ("#0072B2", ":", 2.6),
     "gradient, as long": ("#8a8a8a", "-", 1.8),
 }
-METHODS = {"TRPO": "first", "PPO-penalty": "second", "PPO-clip": "clipped"}
+METHODS = {
+    "TRPO": style("first"),
+    "PPO-penalty": style("second"),
+    "PPO-clip": style("clipped"),
+    "clip, fine steps": style("clipped") | {"linestyle": ":", "marker": ""},
+}
+LETTERS = {
+    "A": ("#D55E00", "-", 3.4),
+    "B": ("#E69F00", "--", 1.8),
+    "C": ("#000000", ":", 1.8),
+    "D": ("#0072B2", "-.", 1.8),
+    "E": ("#009E73", "-", 1.8),
+}
 RULES = {
     "doubling": ("#D55E00", "-", "o"),
     "dual ascent": ("#0072B2", "--", "s"),
@@ -81,25 +97,8 @@ def bowls(policies: dict[str, Tensor], rewards: Tensor, *, delta: float) -> Figu
     return figure
 
 
-def boxes(policies: dict[str, Tensor], *, eps: float) -> Figure:
-    """The region KL ≤ ½ε² and the box of ratios 1 ± ε, in the plane of two logits."""
-    figure, axes = plt.subplots(1, len(policies), figsize=(2.75 * len(policies), 3.3), sharey=True)
-    for axis, (title, p) in zip(axes, policies.items(), strict=True):
-        grid, logp = _kl_region(axis, p, eps**2 / 2, 0.75)
-        outside = ((logp - p.log()).exp() - 1).abs().amax(-1) - eps
-        axis.contour(grid, grid, outside, levels=[0], colors=[CLIPPED], linewidths=2.0)
-        axis.set(title=title, xticks=(-0.5, 0, 0.5))
-    axes[0].set_yticks((-0.5, 0, 0.5))
-    handles = [
-        plt.Rectangle((0, 0), 1, 1, color=REGION, label="KL at most ½ε²"),
-        plt.Line2D([], [], color=CLIPPED, label="every ratio within 1 ± ε"),
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8.5)
-    return figure
-
-
-def _kl_region(axis, p: Tensor, level: float, reach: float) -> tuple[Tensor, Tensor]:
-    """Shade KL(old ‖ new) ≤ level; return the grid (n,) and log π of the moved policies."""
+def _kl_region(axis, p: Tensor, level: float, reach: float) -> None:
+    """Shade KL(old ‖ new) ≤ level in the plane of changes of two logits."""
     grid = torch.linspace(-reach, reach, 281)
     steps = torch.stack(torch.meshgrid(grid, grid, indexing="xy"), -1)  # (n, n, 2)
     logp = (p.log() + torch.cat([steps, 0 * steps[..., :1]], -1)).log_softmax(-1)
@@ -110,7 +109,6 @@ def _kl_region(axis, p: Tensor, level: float, reach: float) -> tuple[Tensor, Ten
     axis.set(xlim=(-reach, reach), ylim=(-reach, reach))
     if axis.get_subplotspec().is_first_col():
         axis.set_ylabel("change of logit 1 (nats)")
-    return grid, logp
 
 
 def beta_rules(seen: dict, target: float, band: float) -> Figure:
@@ -125,34 +123,80 @@ def beta_rules(seen: dict, target: float, band: float) -> Figure:
             axis.semilogy(np.arange(1, len(kl) + 1), kl, **look, linewidth=1.4, label=name)
         axis.set(title=f"β starts at {start:g}", xlabel="updates, all from one old policy")
     axes[0].set_ylabel("KL of the update (nats)")
-    axes[1].text(42.5, target, "target", fontsize=8.5, va="center", color="#555555")
+    axes[1].text(1.06 * len(kl), target, "target", fontsize=8.5, va="center", color="#555555")
     axes[0].legend(loc="lower right", fontsize=8.5)
     return figure
 
 
-def three_methods(J: dict, kl: dict, budget: float) -> Figure:
-    """J and KL per update, mean and range over seeds: name → (seeds, updates [+ 1])."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.3))
-    for name in J:
-        look = style(METHODS[name]) | {"markevery": 5}
-        for axis, values, first in ((left, J[name], 0), (right, kl[name], 1)):
+def three_methods(J: dict, kl: dict, budget: float, shown: int = 12) -> Figure:
+    """J and KL per update, mean and range over seeds: name → (seeds, updates [+ 1]).
+
+    shown : the KL is drawn for this many updates; a mean or range that touches FLOOR is left out
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.4))
+    for name, look in ((name, METHODS[name]) for name in J):
+        for axis, values, first in ((left, J[name], 0), (right, kl[name][:, :shown], 1)):
             values = np.asarray(values)
-            x = np.arange(first, first + values.shape[1])
-            axis.plot(x, values.mean(0), label=name, **look)
-            band = {"color": look["color"], "alpha": 0.14, "linewidth": 0}
-            axis.fill_between(x, values.min(0), values.max(0), **band)
+            mean, low, x = values.mean(0), values.min(0), first + np.arange(values.shape[1])
+            above = (low > FLOOR) & (mean > FLOOR)
+            mean = np.where(mean > FLOOR, mean, np.nan)
+            axis.plot(x, mean, label=name, **look | {"markevery": 3})
+            band = {"color": look["color"], "alpha": 0.12, "linewidth": 0}
+            axis.fill_between(x, low, values.max(0), where=above, **band)
     left.set(title="what is gained", xlabel="updates", ylabel="exact J (points)")
-    left.legend(loc="lower right")
+    left.legend(loc="lower right", fontsize=8.5)
     right.axhline(budget, color=INK, linewidth=1, linestyle=(0, (5, 3)))
-    right.text(20, budget * 1.15, "budget", fontsize=8.5, ha="right")
+    right.text(shown + 0.4, budget, "budget", fontsize=8.5, va="center")
     right.set(title="what is spent", xlabel="updates", ylabel="KL of the update (nats)")
-    right.set(yscale="log", xlim=(0, 20.5), ylim=(2e-3, 4))
-    right.set_xticks((0, 5, 10, 15, 20))
+    right.set(yscale="log", xlim=(0.5, shown + 0.2), ylim=(FLOOR, 3))
+    right.set_xticks(range(2, shown + 1, 2))
     return figure
 
 
+def five_strides(proposal: Callable) -> dict[str, Callable]:
+    """Section 7's five versions of a natural step: letter → (policy, batch, delta) → step."""
+    right = {"sign": 1, "two": 2.0, "fisher": True, "kl": lambda z: exact_kl(z.detach(), z)}
+    return {
+        "A": partial(proposal, **right | {"sign": -1}),
+        "B": partial(proposal, **right | {"two": 1.0}),
+        "C": partial(proposal, **right | {"kl": lambda z: exact_kl(z, z)}),
+        "D": partial(proposal, **right | {"kl": lambda z: exact_kl(z, z.detach())}),
+        "E": partial(proposal, **right | {"fisher": False}),
+    }
+
+
+def five_curves(J: dict) -> Figure:
+    """Mean J of section 7's versions: letter → (updates + 1,) points."""
+    figure, axis = plt.subplots(figsize=(6.6, 2.9))
+    for letter, values in J.items():
+        color, line, width = LETTERS[letter]
+        axis.plot(np.asarray(values), line, color=color, linewidth=width, label=letter)
+    axis.set(xlabel="updates", ylabel="exact J (points)")
+    axis.legend(loc="center right", ncols=5)
+    return figure
+
+
+def compass_in_kl(steps: dict, north: Tensor) -> tuple[Figure, dict[str, float]]:
+    """The gradient compass for displacements whose squared length is a KL, and degrees off.
+
+    steps : name → (steps (n, 2), their expectation (2,)); north (2,): the best direction
+    """
+    panels = {name: framed(*pair, north) for name, pair in steps.items()}
+    off = {
+        name: math.degrees(math.atan2(*mean.flip(0).abs())) for name, (mean, _) in panels.items()
+    }
+    looks = dict(zip(panels, ("reinforce", "first", "clipped"), strict=True))
+    figure = compass(torch.tensor([1.0, 0.0]), panels, styles=looks, columns=3, limit=1.6)
+    for axis, (name, (mean, drawn)) in zip(figure.axes, panels.items(), strict=True):
+        spread = (drawn - mean).square().sum(-1).mean().sqrt()
+        words = f"mean {off[name]:.0f}° off; spread {spread:.2f}"
+        axis.set_xlabel(f"towards the best step\n{words}", fontsize=9)
+    figure.axes[0].set_ylabel("across it", fontsize=9)
+    return figure, off
+
+
 def framed(steps: Tensor, expected: Tensor, north: Tensor) -> tuple[Tensor, Tensor]:
-    """Steps (n, 2) and their expectation (2,), in a frame whose first axis is `north`.
+    """Their expectation (2,) and the steps (n, 2), in a frame whose first axis is `north`.
 
     The unit is |north|; both are scaled so that the expectation reaches 1 on the first axis.
     """
