@@ -133,8 +133,8 @@ export function sentence(state) {
 const note = () =>
   "Candidates 0, 1, 2 earn 5, 4 and 3 points; token 2's logit stays 0. Shaded: the KL is "
   + "really at most δ. Both steps are stretched to δ in the quadratic model. Line search: "
-  + "the whole step, then 0.8, 0.64 … of it, until the KL is at most δ (Schulman et al. "
-  + "2015, appendix C; their δ is 0.01 per state).";
+  + "the whole step, then 0.8, 0.64 … of it, until the KL is at most δ (0.8 is customary; "
+  + "the δ of Schulman et al. 2015 is 0.01 per state).";
 
 // --- the picture -----------------------------------------------------------------------------
 
