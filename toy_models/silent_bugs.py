@@ -113,10 +113,11 @@ RIGHT = Parts()
 class Run:
     """What a run left behind; tensors are of one batch unless said.
 
-    curves      : name -> one number per batch: reward (sampled), loss and gradient (its length) of
-                  the last update, length (tokens up to the first end), at_limit (share of
-                  responses that never ended), surprise (mean of -log pi of the sampled responses),
-                  entropy and kl to the start (both exact, per response), J (exact)
+    curves      : name -> one number per batch: reward (sampled), loss and gradient (its length, as
+                  the optimiser gets it: after clipping) of the last update, length (tokens up to
+                  the first end), at_limit (share of responses that never ended), surprise (mean of
+                  -log pi of the sampled responses), entropy and kl to the start (both exact, per
+                  response), J (exact)
     prompts     : (prompts, L)      tokens : (batch, time)      mask : (batch, time), the run's own
     first_ratio : (batch, time) token ratios at the batch's first update; ratio at its last one
     push        : (batch, time) what the run's loss does to each token at that last update, padding
@@ -205,7 +206,7 @@ def practise(
         seen |= {
             "reward": rewards.mean().item(),
             "loss": loss.item(),
-            "gradient": norm.item(),
+            "gradient": min(norm.item(), parts.max_grad_norm),
             "length": mask(tokens).sum(1).double().mean().item(),
             "at_limit": (tokens != END).all(1).double().mean().item(),
             "surprise": -whole.mean().item(),
@@ -333,9 +334,9 @@ def _attached(logp, logp_old, advantages, *, eps_low, eps_high) -> Tensor:
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages)
 
 
-def _bf16(logp, logp_old, advantages, **edges) -> Tensor:
-    rounded = (x.to(torch.bfloat16).to(x.dtype) for x in (logp, logp_old))
-    return ppo_clip(*rounded, advantages, **edges)
+def _bf16(logits: Tensor, tokens: Tensor) -> Tensor:
+    logp = token_log_probs(logits, tokens)
+    return logp.to(torch.bfloat16).to(logp.dtype)
 
 
 def _own_counts(per_token: Tensor, valid: Tensor) -> Tensor:
@@ -491,10 +492,11 @@ _CATALOGUE = (
     _bug(
         "bf16_ratio",
         "log-probabilities are rounded to bf16",
-        {"surrogate": _bf16},
+        {"log_probs": _bf16},
         symptom="none on short, likely tokens",
         probe="last_ratio",
-        shows="a comb: only a few ratios are possible",
+        shows="a comb: few ratios are possible. On tokens as likely as these its teeth are too "
+        "fine to see, so nobody in the ward has it",
         cure="log-softmax and the difference of logs in float32",
         lecture="11",
     ),
@@ -524,7 +526,7 @@ _CATALOGUE = (
         {"average": _own_counts},
         symptom="none",
         probe="map",
-        shows="a factor that follows the length",
+        shows="one factor on all tokens of an answer, those past the clip included, never negative",
         cure="the denominator of the whole optimiser step",
         lecture="09",
     ),
@@ -534,7 +536,7 @@ _CATALOGUE = (
         {"max_grad_norm": 1e-4},
         symptom="none: Adam takes the scale out again",
         probe="curves",
-        shows="the gradient's length before clipping is above the limit at every update",
+        shows="the gradient that the optimiser gets has the same length at every update",
         cure="log the length before clipping; clip outliers only",
         lecture="11",
     ),
@@ -663,12 +665,17 @@ IN_THE_WARD = (
     HEALTHY, "end_dropped", "padding_trained", "cold_sampler", "stale_cache", "recomputed",
     "own_counts",
 )  # fmt: skip
+TELLABLE = (  # the bugs that the probes tell from all others; wards but the first draw from them
+    *IN_THE_WARD[1:], "one_out", "cold_report", "scrambled", "attached", "always_clipped",
+)  # fmt: skip
 POINTS, WRONG = 10, 4  # what a patient is worth; what a wrong diagnosis costs
 
 
 @dataclass
 class Ward:
-    """Seven runs without their names, A to G: six broken, one healthy. Deterministic by seed.
+    """Seven runs without their names, A to G: one healthy, six broken, no two in the same way.
+
+    Deterministic by seed. Seed 0 has the runs of `IN_THE_WARD`, others draw six of `TELLABLE`.
 
         ward = Ward()
         ward.probe("C", "curves")         # plain numbers; each kind costs its price once
@@ -676,7 +683,8 @@ class Ward:
 
     A patient is worth 10 points. Probes take their price from them, a wrong diagnosis takes 4, and
     nothing falls below 0. Diagnoses are "healthy" and every name in BUGS, also those of bugs that
-    no patient here has.
+    no patient here has. What a patient has can be told from all of them by the probes (tested),
+    but for "bf16_ratio", which no probe shows on tokens this likely, and which nobody has.
     """
 
     seed: int = 0
@@ -685,8 +693,10 @@ class Ward:
     _seen: set[tuple[str, str]] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self):
-        names = list(IN_THE_WARD)
-        random.Random(self.seed).shuffle(names)
+        dice, names = random.Random(self.seed), list(IN_THE_WARD)
+        if self.seed:
+            names = [HEALTHY, *dice.sample(TELLABLE, 6)]
+        dice.shuffle(names)
         letters = [chr(ord("A") + i) for i in range(len(names))]
         self._names = dict(zip(letters, names, strict=True))
         self._runs = {
@@ -742,8 +752,10 @@ def _parts(name: str) -> Parts:
 
 
 def explain(name: str) -> str:
-    """Symptom, sign and cure of a bug in one line."""
+    """Symptom, finding and cure of a bug in one line."""
     if name == HEALTHY:
         return "Nothing is wrong: ratios start at 1, the map is 1, the mask ends with the response."
     bug = BUGS[name]
-    return f"Symptom: {bug.symptom}. Sign: {bug.shows}. Cure: {bug.cure} (lecture {bug.lecture})."
+    return (
+        f"Symptom: {bug.symptom}. Finding: {bug.shows}. Cure: {bug.cure} (lecture {bug.lecture})."
+    )

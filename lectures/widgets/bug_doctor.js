@@ -79,9 +79,11 @@ export function sentence(state) {
 
 const note = () =>
   `A patient is worth ${POINTS} points; a probe takes its price, a wrong diagnosis ${WRONG}. ` +
-  "Six of the seven have a bug. Map: push ÷ right push at the seventh batch's last update; 1 is " +
-  "right, 0 silent, − a turned sign, + pushed padding, · rightly nothing. Mask: filled tokens count. Dashed curves: the second number " +
-  "(cut: of all answers).";
+  "Six of the seven have a bug, no two the same; nobody has bf16, which no probe shows here. Loss " +
+  "and gradient: a batch's last update. Map: push ÷ right push at the seventh batch's last update; " +
+  "1 is right, 0 silent, − a turned sign, + pushed padding, · rightly nothing; large where the " +
+  "right push is almost 0. Mask: filled tokens count. Dashed curves: the second number (cut: share " +
+  "of all answers, drawn five times as high).";
 
 const added = (rows, i, name) => rows.map((row, j) => (j === i ? [...row, name] : [...row]));
 

@@ -46,15 +46,15 @@ TITLES = {  # the catalogue in a menu's width
     "end_dropped": "end token untrained",
     "padding_trained": "padding trained",
     "one_out": "one position out",
-    "cold_sampler": "only sampler is cold",
+    "cold_sampler": "cold sampling only",
     "cold_report": "ratio at two temps",
     "scrambled": "advantages shuffled",
     "interleaved": "groups mix prompts",
-    "over_batch": "statistics of batch",
-    "with_padding": "whitening + padding",
-    "stale_cache": "old logs stale",
-    "recomputed": "old logs recomputed",
-    "attached": "old logs attached",
+    "over_batch": "batch statistics",
+    "with_padding": "padding whitened",
+    "stale_cache": "old log π stale",
+    "recomputed": "old log π renewed",
+    "attached": "old log π attached",
     "bf16_ratio": "log π in bf16",
     "kl_sign": "KL sign turned",
     "bonus_sign": "bonus sign turned",
@@ -281,10 +281,12 @@ class BugDoctor(LectureWidget):
     def note(self) -> str:
         return (
             f"A patient is worth {POINTS} points; a probe takes its price, a wrong diagnosis "
-            f"{WRONG}. Six of the seven have a bug. Map: push ÷ right push at the seventh batch's "
-            "last update; 1 is right, 0 silent, − a turned sign, + pushed padding, · rightly "
-            "nothing. Mask: filled tokens count. Dashed curves: the second number (cut: of all "
-            "answers)."
+            f"{WRONG}. Six of the seven have a bug, no two the same; nobody has bf16, which no "
+            "probe shows here. Loss and gradient: a batch's last update. Map: push ÷ right push at "
+            "the seventh batch's last update; 1 is right, 0 silent, − a turned sign, + pushed "
+            "padding, · rightly nothing; large where the right push is almost 0. Mask: filled "
+            "tokens count. Dashed curves: the second number (cut: share of all answers, drawn five "
+            "times as high)."
         )
 
     def react(self, key: str) -> dict[str, Any]:

@@ -15,8 +15,10 @@ from toy_models.silent_bugs import (
     BUGS,
     HEALTHY,
     IN_THE_WARD,
+    POINTS,
     PROBES,
     RIGHT,
+    TELLABLE,
     Ward,
     gradient_map,
     mask,
@@ -179,6 +181,20 @@ def test_last_ratio_of_recomputed_is_still_one(runs):
     assert runs[HEALTHY][0].ratio[mask(runs[HEALTHY][0].tokens)].std() > 0.05
 
 
+def test_rounding_makes_a_comb_that_is_too_fine_to_see(runs):
+    """Log-ratios of bf16 numbers are multiples of their spacing; the histogram is no other."""
+
+    def on_the_comb(run):
+        steps = run.ratio[mask(run.tokens)].log() * 2**9  # spacing at -.25 to -.5; elsewhere more
+        return ((steps - steps.round()).abs() < 1e-6).double().mean()
+
+    for rounded, right in zip(runs["bf16_ratio"], runs[HEALTHY], strict=True):
+        assert on_the_comb(rounded) > 0.7
+        assert on_the_comb(right) < 0.1
+        a, b = (torch.tensor(PROBES["last_ratio"].see(run)["counts"]) for run in (rounded, right))
+        assert (a - b).abs().sum() < 0.2 * b.sum()
+
+
 def test_standardising_twice_is_no_bug_but_for_its_eps(runs):
     torch.testing.assert_close(
         silent_bugs._twice(torch.tensor([[1.0, 0, 0, 1], [0, 2, 4, 1]]).double(), None),
@@ -190,7 +206,8 @@ def test_standardising_twice_is_no_bug_but_for_its_eps(runs):
 
 def test_clipping_that_always_acts_and_adam(runs):
     run = runs["always_clipped"][0]
-    assert min(run.curves["gradient"]) > 1e-4
+    assert set(run.curves["gradient"]) == {1e-4}  # a flat line: the sign
+    assert len(set(runs[HEALTHY][0].curves["gradient"])) > 30
     factors = gradient_map(run)[mask(run.tokens)]
     factors = factors[~factors.isnan()]
     torch.testing.assert_close(factors, torch.ones_like(factors), rtol=1e-9, atol=0)
@@ -204,6 +221,11 @@ def whole():
     return Ward(seed=1)
 
 
+@pytest.fixture(scope="module")
+def first():
+    return Ward(seed=0)
+
+
 @pytest.fixture
 def ward(whole):
     return copy.deepcopy(whole)
@@ -214,9 +236,100 @@ def names(ward):
     return ward._names
 
 
-def test_the_ward_holds_one_healthy_run_and_six_bugs(names):
-    assert sorted(names.values()) == sorted(IN_THE_WARD)
-    assert set(IN_THE_WARD) - {HEALTHY} <= set(BUGS)
+def test_the_ward_holds_one_healthy_run_and_six_different_bugs(names, first):
+    assert sorted(first._names.values()) == sorted(IN_THE_WARD)
+    assert HEALTHY in names.values()
+    assert len(set(names.values())) == 7
+    assert set(names.values()) <= {HEALTHY, *TELLABLE}
+    assert set(names.values()) != set(IN_THE_WARD)
+
+
+# What a reader can read off each probe, from the numbers it gives and nothing else.
+
+
+def read_first_ratio(seen):
+    if seen["exactly_one"] > 0.9:
+        return "one"
+    return "both sides" if seen["ends"][0] < 0.5 else "a hump below 1 with a long tail"
+
+
+def read_last_ratio(seen):
+    return "all 1" if seen["exactly_one"] == 1 else "spread"
+
+
+def read_surprise(seen):
+    gap = sum(seen["entropy"][20:]) / 20 - sum(seen["surprise"][20:]) / 20
+    return "cold" if gap > 0.4 else "as the entropy says"
+
+
+def read_curves(seen):
+    rises = sum(seen["reward"][-10:]) / 10 > seen["reward"][0] + 1
+    return rises, len(set(seen["gradient"])) == 1
+
+
+def read_mask(seen):
+    found = set()
+    for row in seen["rows"]:
+        end = row["tokens"].find("E") % len(row["tokens"])
+        found |= {"end lost"} if row["tokens"][end] == "E" and not row["mask"][end] else set()
+        found |= {"padding"} if any(row["mask"][end + 1 :]) else set()
+    return frozenset(found)
+
+
+def read_map(seen):
+    rows = [[x for x in row["factors"] if x is not None] for row in seen["rows"]]
+    if any("+" in row for row in rows):
+        return "padding"
+    if all(abs(x - 1) < 0.05 for row in rows for x in row):
+        return "clean"
+    ends = [row["factors"][row["tokens"].find("E")] for row in seen["rows"] if "E" in row["tokens"]]
+    if all(x == 0 for x in ends):
+        return "no ends"
+    one = all(max(row) - min(row) < 0.05 for row in rows)
+    return "one positive factor per answer" if one and rows[0][0] > 0 else "within answers too"
+
+
+READ = {"first_ratio": read_first_ratio, "last_ratio": read_last_ratio, "mask": read_mask}
+READ |= {"surprise": read_surprise, "curves": read_curves, "map": read_map}
+EVIDENCE = {  # beside the curves, which are free
+    "stale_cache": ["first_ratio"],
+    "padding_trained": ["mask"],
+    "end_dropped": ["mask"],
+    "recomputed": ["last_ratio"],
+    "cold_sampler": ["surprise", "first_ratio"],
+    "own_counts": ["map"],
+    HEALTHY: ["map", "surprise"],
+    "one_out": ["map"],
+    "cold_report": ["first_ratio"],
+    "scrambled": ["map"],
+    "attached": ["last_ratio"],
+    "always_clipped": [],
+}
+
+
+def evidence(name, seen_by):
+    return [READ[probe](seen_by(probe)) for probe in ("curves", *EVIDENCE[name])]
+
+
+@pytest.mark.parametrize("name", [HEALTHY, *TELLABLE])
+def test_the_evidence_tells_a_patient_from_the_whole_catalogue(runs, first, whole, name):
+    """From every diagnosis on the list but bf16, which nobody has."""
+    found = [evidence(name, lambda p, r=run: PROBES[p].see(r)) for run in runs[name]]
+    charts = [c for w in (first, whole) for c in w.chart().values() if c["has"] == name]
+    found += [evidence(name, chart.get) for chart in charts]
+    assert all(one == found[0] for one in found)
+    for other in set(runs) - {name, "bf16_ratio"}:
+        for run in runs[other]:
+            assert evidence(name, lambda p, r=run: PROBES[p].see(r)) != found[0], other
+
+
+def test_the_price_of_certainty():
+    """What the lecture says of the first ward: 48 of 70 for the right probes and no other."""
+    price = {name: sum(PROBES[p].price for p in EVIDENCE[name]) for name in IN_THE_WARD}
+    assert price.pop(HEALTHY) == 6
+    assert price.pop("cold_sampler") == price.pop("own_counts") == 4
+    assert set(price.values()) == {2}
+    assert sum(POINTS - sum(PROBES[p].price for p in EVIDENCE[n]) for n in IN_THE_WARD) == 48
 
 
 def test_points(ward, names):
