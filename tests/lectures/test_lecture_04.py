@@ -88,16 +88,17 @@ def test_the_penalty_starts_along_the_plain_gradient(lecture):
 
 
 def test_what_a_doubling_does_near_the_target(lecture):
-    """3.6 and 4.7 times less KL; and the proportional rule needs well over a hundred updates."""
+    """3.6 and 4.7 times less KL; and the proportional rule needs more than a hundred updates."""
     ends = [lecture["seen"][b]["doubling"][-4:] for b in (0.1, 30.0)]
     assert [(kl.max() / kl.min()).item() for kl in ends] == pytest.approx([3.6, 4.7], abs=0.06)
-    beta, target = 0.1, lecture["target"]
-    for _ in range(100):  # the largest change the rule can make
-        beta = pg.adaptive_beta_proportional(beta, 100 * target, target=target)
-    step, _ = tr.penalty_step(
-        copy.deepcopy(lecture["origin"]), lecture["batch"], beta=beta, adapt=max
-    )
-    assert step.kl > 1.5 * target
+    target, inside = lecture["target"], {}
+    for beta, kl in ((0.1, 100.0), (30.0, 0.0)):  # as far off as can be: the rule's largest changes
+        for _ in range(100):
+            beta = pg.adaptive_beta_proportional(beta, kl, target=target)
+        origin = copy.deepcopy(lecture["origin"])
+        step, _ = tr.penalty_step(origin, lecture["batch"], beta=beta, adapt=max)
+        inside[kl] = target / 1.5 < step.kl < 1.5 * target
+    assert not any(inside.values())
 
 
 def test_answers_about_the_widget(lecture):
