@@ -24,6 +24,8 @@ LABELS = {
     "maxrl": "MaxRL",
 }
 
+NO_BOUND = {"color": FAINT, "linewidth": 1.4, "linestyle": ":"}
+
 
 def leaderboards(races: dict) -> Figure:
     """Every seed's score and the mean, one panel per race, rows in the first one's order.
@@ -54,9 +56,8 @@ def gates(rho, curves: dict) -> Figure:
             look = style(name) | {"marker": "", "linewidth": 2.2}
             look |= {"label": LABELS.get(name, "no bound")}
             if name == "unclipped":
-                look |= {"color": FAINT, "linewidth": 1.2, "linestyle": ":"}
+                look |= NO_BOUND
             axis.plot(rho, pushes[sign], **look)
-        axis.axvline(1, color=FAINT, linewidth=0.8)
         axis.set(title=title, xlabel="ratio (GSPO: of the whole answer)")
     axes[0].set(ylabel="push on the token", ylim=(-0.1, 2.1))
     axes[1].set(ylim=(-3.1, 0.15))
@@ -71,6 +72,7 @@ def one_batch(steps, kl: dict, dead: dict) -> Figure:
     for name, values in kl.items():
         base = name.split()[0]
         look = style(base) | ({"linestyle": ":"} if name != base else {})
+        look |= NO_BOUND if name == "unclipped" else {}
         label = name.replace(base, LABELS.get(base, "no bound"))
         left.loglog(steps, values, label=label, **look)
     left.set(title="how far one batch is taken", xlabel="inner steps", ylabel="KL(old ‖ new), nats")
@@ -79,7 +81,8 @@ def one_batch(steps, kl: dict, dead: dict) -> Figure:
     width = 0.8 / len(dead)
     for k, (name, shares) in enumerate(dead.items()):
         x = np.arange(len(shares)) + (k - (len(dead) - 1) / 2) * width
-        look = {"color": style(name)["color"], "label": LABELS[name]}
+        none = "" if max(shares) > 0 else ": none"
+        look = {"color": style(name)["color"], "label": LABELS[name] + none}
         hatch = {"ppo": "", "dapo": "//", "cispo": ""}[name]
         right.bar(x, shares, 0.92 * width, hatch=hatch, edgecolor="white", **look)
         for at, share in zip(x, shares, strict=True):
@@ -116,7 +119,7 @@ def routing(token, replayed, lengths, spreads: dict) -> Figure:
     token, replayed : (tokens,) ratios   spreads : label → (lengths,)
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.3))
-    bins = np.linspace(-4, 3, 71)
+    bins = np.linspace(-4, 3, 141)
     looks = {"routes move": style("wrong"), "old routes kept": style("right")}
     for (label, look), ratios in zip(looks.items(), (token, replayed), strict=True):
         look = {"color": look["color"], "linewidth": 1.6, "label": label}

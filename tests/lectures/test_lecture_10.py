@@ -50,8 +50,9 @@ def test_exercise_1_by_hand(lecture):
         assert found.tolist() == pytest.approx(told[name], abs=6e-4), name
     weights = [prompt_weight(p, G, maxrl).item() for p, G in ((0.5, 4), (0.01, 8))]
     assert weights == pytest.approx([1.75, 6.79], abs=5e-3)
-    length = (0.05 / 0.0003) ** 2
+    length, edge = (0.05 / 0.0003) ** 2, math.sqrt(2 * 0.0003)
     assert length == pytest.approx(28_000, rel=0.01)
+    assert edge == pytest.approx(0.024, abs=6e-4)
 
 
 def test_exercise_2_the_hybrid_speaks_again(lecture, capsys):
@@ -81,9 +82,13 @@ def test_numbers_of_the_gspo_section(lecture):
     assert by_hand.sum().exp() == pytest.approx(3.320, abs=5e-4)
 
 
-def test_the_table_of_the_gspo_window():
-    for length, spread in ((4, 0.05), (4000, 0.0016)):
-        assert 0.1 / math.sqrt(length) == pytest.approx(spread, abs=5e-5)
+def test_a_good_answer_stays_open_below_the_window(lecture):
+    """What "silences long bad answers and leaves long good ones open" says of drift alone."""
+    ratio, sign = torch.full((2, 1), 0.995), torch.tensor([[1.0], [-1.0]])
+    row, full = lecture["rows"]["gspo"], torch.ones(2, 1)
+    good, bad = lecture["push"](row, ratio.log(), 0 * ratio, sign, full)
+    assert good.item() == pytest.approx(0.995)
+    assert bad.item() == 0
 
 
 def test_student_quantiles_of_the_race_section():
@@ -93,10 +98,25 @@ def test_student_quantiles_of_the_race_section():
 
 def test_prose_repeats_what_the_races_printed(lecture):
     assert "GSPO minus GRPO: -0.92 points" in printed(lecture, "puzzle-first")
+    assert "-0.034" in printed(lecture, "columns-hard")
+    updates = re.search(r"'dapo': (\S+)\}", printed(lecture, "carried"))[1]
+    assert float(updates) / 80 == pytest.approx(2 / 3, abs=0.04)  # "a third fewer"
     truth = re.search(r"it is \| (\S+) \|", shown(lecture, "puzzle"))[1]
     assert -0.3 < float(truth.replace("−", "-")) < 0
     assert "0 of 9" in printed(lecture, "carried").splitlines()[1]
     assert re.search(r"it is \| 2 \|", shown(lecture, "own-race"))  # "predicted first, got second"
+
+
+def test_numbers_of_the_compass_section(lecture):
+    silent = (lecture["push"](lecture["rows"]["ppo"], *moved_batch(lecture)) == 0).double()
+    mask, prob = lecture["mask"].double(), lecture["prob"][:, None]
+    share = (prob * silent * mask).sum() / (prob * mask).sum()
+    assert share == pytest.approx(1 / 3, abs=0.02)
+    assert lecture["lost"] == pytest.approx(0.87, abs=5e-3)
+
+
+def moved_batch(lecture):
+    return [lecture[name] for name in ("logp", "logp_old", "A", "mask")]
 
 
 def test_numbers_of_the_one_batch_section(lecture):
@@ -105,6 +125,8 @@ def test_numbers_of_the_one_batch_section(lecture):
     assert after["ppo"] == pytest.approx(0.05, abs=5e-3)
     assert after["cispo"] > 1
     rare = printed(lecture, "rare")
+    assert "[42, " in rare  # 37 of them are silent: 88 %
+    assert round(37 / 42, 2) == 0.88
     assert "'ppo': array([0.88, 0.75, 0.62, 0.26])" in rare
     assert "'dapo': array([0.86, 0.67, 0.54, 0.01])" in rare
 
@@ -120,12 +142,13 @@ def test_cispo_without_stop_gradient_turns_round_below_one_over_e():
 
 def test_at_a_larger_learning_rate_the_clip_has_work(lecture):
     easy, shares = lecture["easy"], {}
-    for rate in (0.05, 0.2):
+    for name, rate in (("grpo", 0.05), ("grpo", 0.2), ("gspo", 0.2)):
         knobs = {"steps": 20, "inner_steps": 2, "minibatches": 2, "learning_rate": rate}
-        history = lecture["train"](easy.policy(), easy.prompts, easy.judge, "grpo", **knobs)
+        history = lecture["train"](easy.policy(), easy.prompts, easy.judge, name, **knobs)
         sides = torch.tensor([history["clip_high"], history["clip_low"]])
-        shares[rate] = sides.sum(0)[3::4].mean()
-    assert shares[0.05] < 0.02 < 0.1 < shares[0.2]
+        shares[name, rate] = sides.sum(0).view(20, 4).mean(0)
+    assert shares["grpo", 0.05][-1] < 0.02 < 0.1 < shares["grpo", 0.2][-1]
+    assert shares["gspo", 0.2][1:].min() > 0.55  # "at .2 it is silenced nearly as much"
 
 
 def test_own_row_beats_grpo_on_hard_and_long_only(lecture):
