@@ -35,6 +35,18 @@ RATIOS = {
 }
 
 
+# the lecture's last table: its head, and the methods that are no rows of the library
+AXES = (
+    "| row | feedback | data | learned | A = 0 | in words |",
+    "|" + ":--|" * 6,
+    "| *SFT* (00) | every token is told | a teacher's | policy | – | imitates; no reward |",
+    "| *A2C* (07) | spread by the critic | no ratio: one update | policy; value helps | acts "
+    "| PPO's first update |",
+    "| *TRPO* (04) | as its advantages | a ratio: one measured step | policy; value helps | acts "
+    "| bounds the KL itself |",
+)
+
+
 def final_rewards(J: dict, titles: dict[str, str], healthy: str) -> Figure:
     """One row per bug, one mark per seed, sorted by mean; the healthy runs' range as a band."""
     order = sorted(J, key=lambda name: np.mean(J[name]))
@@ -99,7 +111,8 @@ def _map(axis: Axes, found: dict) -> None:
             axis.text(column, row, words, **look)
     count = len(found["rows"])
     axis.set(xlim=(-0.5, 4.5), ylim=(count - 0.5, -0.5))
-    axis.set_yticks(range(count), [one["tokens"] for one in found["rows"]])
+    written = (one["tokens"][: one["tokens"].find("E") % 5 + 1] for one in found["rows"])
+    axis.set_yticks(range(count), [tokens.ljust(5) for tokens in written])
     axis.tick_params(length=0, labelsize=7.5)
     axis.set_yticklabels(axis.get_yticklabels(), family="monospace")
     axis.set_xticks([])
@@ -183,16 +196,17 @@ def ratios(seen: dict[tuple[str, str], dict]) -> Figure:
 
 
 def admission(curves: dict[str, dict]) -> Figure:
-    """What a log shows of each patient: reward above, loss below; letter → the probe "curves"."""
-    figure, axes = plt.subplots(2, len(curves), figsize=(9.2, 3.2), sharex=True, sharey="row")
-    for (above, below), (letter, found) in zip(axes.T, curves.items(), strict=True):
-        above.plot(found["reward"], color=INK, linewidth=1.4)
-        below.plot(found["loss"], color=FAINT, linewidth=1.2)
-        above.set_title(letter)
-        below.set_xlabel("batches", fontsize=8)
-        below.set_xticks((0, 20, 40))
-    axes[0, 0].set_ylabel("reward (points)", fontsize=8.5)
-    axes[1, 0].set_ylabel("loss", fontsize=8.5)
+    """What a log shows of each patient, a column each; letter → the probe "curves"."""
+    figure, axes = plt.subplots(3, len(curves), figsize=(9.2, 4.2), sharex=True, sharey="row")
+    labels = {"reward": "reward (points)", "loss": "loss", "gradient": "gradient length"}
+    for column, (letter, found) in zip(axes.T, curves.items(), strict=True):
+        for axis, name in zip(column, labels, strict=True):
+            axis.plot(found[name], color=INK, linewidth=1.3)
+        column[0].set_title(letter)
+        column[-1].set_xlabel("batches", fontsize=8)
+        column[-1].set_xticks((0, 20, 40))
+    for axis, label in zip(axes[:, 0], labels.values(), strict=True):
+        axis.set_ylabel(label, fontsize=8.5)
     return figure
 
 
