@@ -156,6 +156,24 @@ def test_k3_on_the_whole_answer_is_no_repair(lecture):
     assert ends[0] == pytest.approx(0.22, abs=0.01)
 
 
+def test_on_a_tree_the_policy_drops_out_of_the_first_token_s_centred_sum_only(lecture):
+    """[RC-13] for exact averages: gradients of two policies on the same centred weights."""
+    chance = lecture["near"][0]
+    weights = chance * (lecture["R"] - chance @ lecture["R"])  # (answer,), sum 0
+
+    def gradient(table, rows):
+        table = table.detach().clone().requires_grad_()
+        logp = table.log_softmax(-1)[rows, lecture["answers"]].sum(1)  # (answer,)
+        return torch.autograd.grad(weights @ logp, table)[0]
+
+    trees = [lecture[name].table[0] for name in ("tree", "tree_ref")]
+    on_tree = torch.sub(*(gradient(x, lecture["row_of"]) for x in trees)).norm(dim=1)  # (row,)
+    tables = [lecture[name].table for name in ("policy", "reference")]
+    on_table = torch.sub(*(gradient(x.view(3, 3), range(3)) for x in tables))
+    assert max(on_tree[0], on_table.abs().max()) < 1e-9
+    assert on_tree[1:].min() > 1e-4
+
+
 def test_spread_over_references_as_the_text_has_it(lecture):
     for name in ("k2, per token", "k3, per token"):
         others = lecture["away"][name][1:]
