@@ -98,13 +98,13 @@ def test_student_quantiles_of_the_race_section():
 
 def test_prose_repeats_what_the_races_printed(lecture):
     assert "GSPO minus GRPO: -0.92 points" in printed(lecture, "puzzle-first")
-    assert "-0.034" in printed(lecture, "columns-hard")
+    assert "-0.029 points" in printed(lecture, "columns-hard")
     updates = re.search(r"'dapo': (\S+)\}", printed(lecture, "carried"))[1]
     assert float(updates) / 80 == pytest.approx(2 / 3, abs=0.04)  # "a third fewer"
     truth = re.search(r"it is \| (\S+) \|", shown(lecture, "puzzle"))[1]
     assert -0.3 < float(truth.replace("−", "-")) < 0
     assert "0 of 9" in printed(lecture, "carried").splitlines()[1]
-    assert re.search(r"it is \| 2 \|", shown(lecture, "own-race"))  # "predicted first, got second"
+    assert re.search(r"it is \| 1 \|", shown(lecture, "own-race"))  # "predicted first and got it"
 
 
 def test_numbers_of_the_compass_section(lecture):
@@ -121,8 +121,10 @@ def moved_batch(lecture):
 
 def test_numbers_of_the_one_batch_section(lecture):
     text = printed(lecture, "one-batch")
-    after = {line.split()[0]: float(re.search(r"(\S+)\]$", line)[1]) for line in text.splitlines()}
-    assert after["ppo"] == pytest.approx(0.05, abs=5e-3)
+    after = {line[:10].strip(): float(re.search(r"(\S+)\]$", line)[1]) for line in text.splitlines()}
+    assert 0.03 < after["ppo"] < 0.05
+    assert after["gspo"] < 0.002
+    assert after["unclipped"] > 2
     assert after["cispo"] > 1
     rare = printed(lecture, "rare")
     assert "[42, " in rare  # 37 of them are silent: 88 %
@@ -155,7 +157,7 @@ def test_own_row_beats_grpo_on_hard_and_long_only(lecture):
     exec("".join(lecture.cells["own-row"]["source"]), lecture.names)
     gaps = {}
     for name, task in lecture["TASKS"].items():
-        result = lecture["race"]([lecture["mine"], "grpo"], task, steps=15)
+        result = lecture["race"]([lecture["mine"], "grpo"], task, steps=10)
         gaps[name] = result.difference("mine", "grpo", confidence=1 - 0.05 / 9)
     assert [name for name, gap in gaps.items() if gap.carried] == ["hard", "long"]
     assert min(gaps["hard"].mean, gaps["long"].mean) > 0
