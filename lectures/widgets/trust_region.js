@@ -114,7 +114,8 @@ export function sentence(state) {
   const { p, natural, gradient, searched: taken } = numbers(state);
   const ratio = natural.kl / delta;
   const verdict =
-    Math.abs(ratio - 1) < CLOSE ? "the model is good here"
+    Math.abs(ratio - 1) < CLOSE
+      ? `the model is good here${taken.share < 1 ? ", the step just too long" : ""}`
     : ratio > 1 ? `${significant(ratio, 2)} times what the model says`
     : `only ${significant(ratio, 2)} of what the model says`;
   const after =
@@ -257,7 +258,7 @@ function rows(n) {
 }
 
 function table(n, left, right, top) {
-  const narrow = right - left < 430;
+  const narrow = right - left < 480;
   const words = narrow ? ["true KL", "promised", "gain"] : ["true KL (nats)", "promised gain", "true gain"];
   const columns = narrow
     ? [right - 2 * 78, right - 78, right]

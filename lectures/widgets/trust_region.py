@@ -185,6 +185,8 @@ class TrustRegion(LectureWidget):
         ratio = natural["kl"] / self.delta
         if abs(ratio - 1) < CLOSE:
             verdict = "the model is good here"
+            if taken["share"] < 1:  # a KL just above the radius
+                verdict += ", the step just too long"
         elif ratio > 1:
             verdict = f"{significant(ratio, 2)} times what the model says"
         else:

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 WIDGETS = [getattr(course_widgets, name) for name in course_widgets.__all__]
 NOTEBOOKS = sorted((ROOT / "lectures").glob("*.ipynb"))
-WIDTHS = (980, 848, 700, 420, 320)  # 848: beside an open sidebar of JupyterLab
+WIDTHS = (980, 848, 740, 700, 420, 320)  # 848: beside an open sidebar of JupyterLab
 every_widget = pytest.mark.parametrize("widget", WIDGETS, ids=lambda w: w.name)
 
 AUDIT = (HERE / "audit.js").read_text("utf-8")
