@@ -72,7 +72,7 @@ def homes(J: dict, kl: dict, x) -> None:
     show(
         figure,
         "Mean and range of five seeds. A home that stays bounds the distance; one that moves every "
-        "10 batches only slows the policy down.",
+        "10 batches bounds no distance, it slows the policy down.",
         alt="Left: exact J rises to 4.6 or 4.7 without a KL term and with a moving home, and stops "
         "near 4 with a home that stays. Right: the KL to the first policy grows to 3.5 nats in the "
         "first two cases and levels off near one nat in the third.",

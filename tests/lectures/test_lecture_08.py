@@ -15,7 +15,7 @@ from policy_gradients import group_standardized, mean_per_sequence, ppo_clip
 from toy_models.exact import prompt_weight, zero_contrast_probability
 
 LECTURE = "08_group_relative_policy_optimization"
-USED = ["setup", "policies", "two"]
+USED = ["setup", "policies", "two", "budget"]
 
 
 def standardised(ddof):
@@ -142,3 +142,26 @@ def test_one_update_at_ratio_one_is_the_plain_gradient_with_group_weights():
         for loss in (clip, pg.reinforce(logp, weights))
     ]
     torch.testing.assert_close(*slopes)
+
+
+def test_a_kl_term_turns_the_gradient_of_a_prompt(lecture):
+    """Away from home, in the mean per sequence, with the expected gradient of k3."""
+    lab, at, prompt = lecture["lab"], lecture["at"], lecture["prompt"]
+    moments = lab.gradient_moments(
+        at(2), prompt, lecture["sorted_reward"], standardised(0), group=8
+    )
+    here = at(2)
+    pull = lab.flat_gradient(lab.exact_kl(at(0), here, prompt), here)  # a k3 loss: reversed KL
+    north = lab.exact_gradient(here, prompt, lecture["sorted_reward"])
+    turned = [
+        torch.cosine_similarity(moments.mean - beta * pull, north, dim=0).item()
+        for beta in (0.0, 0.5)
+    ]
+    assert turned == pytest.approx([1, -0.61], abs=5e-3)
+
+
+def test_rare_successes_ask_for_more_siblings_but_not_for_64(lecture):
+    a, c, between = lecture["parts_of"](lecture["sorted_reward"])
+    noise = {G: float(between * G + a + c / (G - 1)) for G in (4, 8, 16, 64)}
+    assert min(noise, key=noise.get) == 8
+    assert noise[64] > 1.8 * noise[8]

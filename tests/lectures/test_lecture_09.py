@@ -158,3 +158,19 @@ def test_weight_of_a_right_first_token(lecture):
         chance = chance / chance.sum()
         assert chance @ lecture["n"] == pytest.approx(float(length), abs=0.1)
         assert chance @ (1 / lecture["n"]) == pytest.approx(weight, abs=0.006)
+
+
+def test_one_stop_logit_feels_lengths_that_differ_already():
+    """The policy can tell nothing, but longer answers are more often wrong: wages do not cancel."""
+    n = torch.arange(1.0, 200, dtype=torch.float64)
+    stop = torch.tensor(-3.0, dtype=torch.float64).sigmoid()
+    chance = stop * (1 - stop) ** (n - 1)
+    chance = chance / chance.sum()
+    right = {"falling": 0.31 * ((20 - n) / 30).exp().clamp(max=3), "flat": 0.31 + 0 * n}
+    for name, p in right.items():
+        push = chance * (p - chance @ p) * (1 - n * stop)  # times the score of the stop logit
+        true, paid = push.sum().item(), (push @ (1 / n) * (chance @ n)).item()
+        if name == "flat":
+            assert (true, paid) == pytest.approx((0, 0), abs=1e-9)
+        else:
+            assert paid > 3 * true > 0.3
