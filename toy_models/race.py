@@ -6,7 +6,8 @@
 
 Equal means: the same start, prompts, learning rate and samples; per seed the same dice. Rows that
 replace groups without contrast (dynamic sampling) draw more samples per step, so they get as many
-steps as the samples of the others pay for, and fewer updates; `Race.updates` shows it.
+steps as the samples of the others pay for, and fewer updates; `Race.updates` shows it. (A step
+that the budget does not cover any more is drawn and thrown away, and not counted.)
 
 Left out: tuning. One learning rate for all favours the rows that it happens to suit; race again
 with another before believing a difference. Lecture 10.
@@ -102,7 +103,7 @@ class Race:
     """Results of `race`: row name → (seeds,).
 
     scores  : exact J after the last update, points
-    samples : responses sampled     updates : optimiser steps
+    samples : responses drawn for the steps that were taken     updates : optimiser steps
     """
 
     task: str
@@ -118,7 +119,10 @@ class Race:
         """Paired over seeds: a Student interval of the mean of score(row) − score(other).
 
         With k comparisons at once, 1 − .05/k keeps the chance of any false one below about 5 %.
+        Raises ValueError for a confidence outside (0, 1), KeyError for an unknown row.
         """
+        if not 0 < confidence < 1:
+            raise ValueError(f"confidence is a share between 0 and 1, .95 say, got {confidence!r}")
         gap = self.scores[row] - self.scores[other]
         mean, error = gap.mean().item(), (gap.std() / math.sqrt(len(gap))).item()
         half = _student_quantile(1 - (1 - confidence) / 2, len(gap) - 1) * error
@@ -145,14 +149,21 @@ def race(
               that no row may exceed (but each takes at least one step). Rows that need a critic
               get a fresh `TabularCritic`
 
-    Raises ValueError for fewer than two seeds or rows of the same name, and what `train` raises.
+    Raises TypeError for a task that is only a name, ValueError for fewer than two seeds, a seed
+    given twice or rows of the same name, and what `train` raises.
     """
+    if not isinstance(task, Task):
+        raise TypeError(f"task must be a Task, for example TASKS['easy'], got {task!r}")
+    if isinstance(rows, str):
+        raise TypeError(f"rows must be a list, for example [{rows!r}, 'rloo'], got one name")
     chosen = [row if isinstance(row, Algorithm) else ALGORITHMS[row] for row in rows]
     names, seeds = [row.name for row in chosen], list(seeds)
     if len(set(names)) < len(names):
         raise ValueError(f"every row needs a name of its own, got {names}: dataclasses.replace")
     if len(seeds) < 2:
         raise ValueError(f"a spread needs at least two seeds, got {seeds}")
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"every seed once, got {seeds}: the same dice twice are one observation")
     prompts, judge = task.prompts, task.judge
 
     def run(row: Algorithm, seed: int) -> tuple[float, int, int]:
@@ -186,11 +197,14 @@ def race(
 def _student_quantile(probability: float, df: int) -> float:
     """Quantile above the median of Student's t with df ≥ 1 degrees of freedom.
 
-    By bisection on its distribution function, integrated over the angle x = √df·tan φ, where the
-    density is proportional to cos^(df−1) φ on (−π/2, π/2). probability in (0.5, 1).
+    Its distribution function, integrated over the angle x = √df·tan φ, where the density is
+    proportional to cos^(df−1) φ on (−π/2, π/2), is read backwards with linear interpolation.
+    probability in (0.5, 1).
     """
     angles = torch.linspace(0, math.pi / 2, 20_001, dtype=torch.float64)
     mass = torch.cumulative_trapezoid(angles.cos() ** (df - 1), angles)
-    below = 0.5 + 0.5 * mass / mass[-1]
-    place = int(torch.searchsorted(below, probability))
-    return math.sqrt(df) * math.tan(angles[place + 1].item())
+    below = torch.cat([torch.tensor([0.5]), 0.5 + 0.5 * mass / mass[-1]])  # at the angles
+    right = int(torch.searchsorted(below, probability))
+    left = right - 1
+    share = (probability - below[left]) / (below[right] - below[left])
+    return math.sqrt(df) * math.tan(torch.lerp(angles[left], angles[right], share).item())

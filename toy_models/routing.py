@@ -11,6 +11,7 @@ tokens near the boundary change experts, and their log-probabilities jump.
     log_ratio = log_probs(moved, hidden, tokens) - log_probs(model, hidden, tokens)
     replayed = log_probs(moved, hidden, tokens, expert=routes(model, hidden))
 
+Give each its own seed: with equal ones, states and weights would be the same numbers.
 `replayed` keeps the old choice of experts: what the update did without the router's part in it.
 
 Left out: gating weights, load balance, several layers, and hidden states that depend on the tokens
@@ -39,11 +40,11 @@ def sparse_model(
     """Two experts that share one matrix and differ by a share of another, float64.
 
     Formula: experts = shared ± disagreement · own, entries of both normal with variance 4/dim, so
-    that logits have a deviation of about 2 nats; the router is a random unit vector.
-    Raises ValueError for a negative disagreement.
+    that logits have a deviation of 2·√(1 + disagreement²) nats; the router is a random unit vector.
+    Raises ValueError for a disagreement that is negative or not finite.
     """
-    if not disagreement >= 0:
-        raise ValueError(f"disagreement must be at least 0, got {disagreement}")
+    if not 0 <= disagreement < math.inf:
+        raise ValueError(f"disagreement must be at least 0 and finite, got {disagreement}")
     dice = torch.Generator().manual_seed(seed)
     shared, own = torch.randn(2, dim, vocab_size, generator=dice, dtype=torch.float64)
     router = torch.randn(dim, generator=dice, dtype=torch.float64)

@@ -157,8 +157,8 @@ def train(
     max_rounds          : most rounds of sampling to fill a batch with groups that have contrast
                           (rows with dynamic sampling). What was found by then is used; of too
                           many, as many as there are prompts, drawn by lot
-    max_samples         : a step that would bring the number of sampled responses above this is
-                          not taken any more (the first one always is); None = no limit
+    max_samples         : a step whose responses would bring their number above this is thrown
+                          away and ends the run (the first one always counts); None = no limit
     exact               : measure J, entropy and KL by enumeration at every update; None = when
                           there are at most 5,000 pairs of prompt and response
     watch               : False leaves out all that no update needs: the records' clip shares and
@@ -234,7 +234,7 @@ def train(
             if step < critic_warmup:
                 policy.zero_grad()  # to None: the optimiser passes over it
             optimise.step()
-    final = observe(reference, draw.round(), None)
+    final = observe(reference, draw.round(), None) if watch else _see_nothing()
     return History(row.name, seed, tuple(records), final, stopped)
 
 
@@ -572,7 +572,7 @@ def _few(policy: Policy, prompts: Tensor, exact: bool | None) -> bool:
     return len(prompts) * policy.vocab_size**policy.length <= _MAX_EXACT
 
 
-def _see_nothing(reference: Policy, rollout: _Rollout, logp_now: Tensor | None) -> State:
+def _see_nothing(*_) -> State:
     return State(math.nan, math.nan, math.nan, math.nan)
 
 

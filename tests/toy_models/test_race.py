@@ -89,6 +89,13 @@ def test_student_quantiles_of_the_printed_tables(probability, df, quantile):
     assert _student_quantile(probability, df) == pytest.approx(quantile, abs=2e-3)
 
 
+def test_student_quantiles_are_exact_where_they_have_a_formula():
+    for p in (0.6, 0.975, 1 - 0.05 / 45 / 2):  # one degree of freedom: Cauchy; two: algebraic
+        assert _student_quantile(p, 1) == pytest.approx(math.tan(math.pi * (p - 0.5)), rel=1e-6)
+        two = (2 * p - 1) / math.sqrt(2 * p * (1 - p))
+        assert _student_quantile(p, 2) == pytest.approx(two, rel=1e-6)
+
+
 def test_intervals_cover_the_truth_as_often_as_they_claim():
     """Paired Gaussian scores with a common seed effect, difference .3: 90 % of 2,000 intervals."""
     dice, hits = torch.Generator().manual_seed(0), 0
@@ -105,5 +112,14 @@ def test_what_makes_no_sense_is_refused():
         race(["grpo", replace(ALGORITHMS["rloo"], name="grpo")], TASKS["easy"], **SMALL)
     with pytest.raises(ValueError, match="two seeds"):
         race(["grpo"], TASKS["easy"], seeds=[3], steps=2)
+    with pytest.raises(ValueError, match=r"every seed once, got .*one observation"):
+        race(["grpo"], TASKS["easy"], seeds=[0, 0, 0], steps=2)
+    with pytest.raises(TypeError, match=r"for example TASKS\['easy'\], got 'easy'"):
+        race(["grpo"], "easy", **SMALL)
+    with pytest.raises(TypeError, match="rows must be a list"):
+        race("grpo", TASKS["easy"], **SMALL)
+    for confidence in (95, 1, 0, -0.5, math.nan):
+        with pytest.raises(ValueError, match="share between 0 and 1"):
+            Race("none", {"a": torch.ones(2)}, {}, {}).difference("a", "a", confidence=confidence)
     with pytest.raises(KeyError, match="unknown algorithm"):
         race(["grop"], TASKS["easy"], **SMALL)
