@@ -121,7 +121,9 @@ def moved_batch(lecture):
 
 def test_numbers_of_the_one_batch_section(lecture):
     text = printed(lecture, "one-batch")
-    after = {line[:10].strip(): float(re.search(r"(\S+)\]$", line)[1]) for line in text.splitlines()}
+    after = {
+        line[:10].strip(): float(re.search(r"(\S+)\]$", line)[1]) for line in text.splitlines()
+    }
     assert 0.03 < after["ppo"] < 0.05
     assert after["gspo"] < 0.002
     assert after["unclipped"] > 2
