@@ -146,7 +146,7 @@ def reward_critic(policy: Policy, prompts: Tensor, reward: Reward) -> TabularCri
 
     How a critic is often started: from the reward model, which was trained to judge finished
     responses and is now read in the middle of them. Ouyang et al. 2022 (InstructGPT, arXiv
-    2203.02155), appendix C.4. Raises ValueError for a policy without an end token.
+    2203.02155). Raises ValueError for a policy without an end token.
     """
     if policy.eos_id is None:
         raise ValueError(

@@ -43,7 +43,7 @@ def tags(path: Path) -> list[str]:
 
 
 def test_there_are_lectures():
-    assert {path.stem[:2] for path in LECTURES} >= {"00", "01", "02", "03"}
+    assert {path.stem[:2] for path in LECTURES} >= {f"{i:02d}" for i in range(12)}
 
 
 @notebook
@@ -89,6 +89,15 @@ def test_size_and_shape(path):
     assert len(pictures) >= 3
     assert len(set(tags(path))) == len(tags(path)) >= 6
     assert sum("<details>" in source(cell) for cell in cells(path, "markdown")) >= 4
+
+
+@lecture
+def test_the_start_page_knows_the_time_it_takes(path):
+    said = re.search(r"\*\*Time:\*\* (\d+) minutes to read", source(cells(path, "markdown")[0]))
+    start = (ROOT / "lectures" / "README.md").read_text(encoding="utf-8")
+    row = re.search(rf"\| \[{path.stem[:2]} · [^|]*\({path.name}\) \|[^|]*\| (\d+) \|", start)
+    assert row is not None
+    assert row[1] == said[1]
 
 
 @lecture
