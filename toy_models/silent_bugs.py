@@ -162,8 +162,10 @@ def practise(
     steps     : batches of 6 prompts x 8 responses, with 4 updates each (Adam)
     looked_at : the batch, from 0, of which `Run` keeps the tensors
 
-    Raises ValueError for a batch that is never reached.
+    Raises TypeError for parts that are none, ValueError for a batch that is never reached.
     """
+    if not isinstance(parts, Parts):
+        raise TypeError(f"practise takes Parts, as in BUGS['one_out'].patch(RIGHT), got {parts!r}")
     if not 0 <= looked_at < steps:
         raise ValueError(f"looked_at={looked_at} must be one of the {steps} batches, from 0")
     prompts, dice = torch.tensor(PROMPTS), torch.Generator().manual_seed(seed)

@@ -159,7 +159,7 @@ function curvePanel(name, { state, seen, wide }) {
   const title = plain ? `${CURVES[name]} ${now[0]}` : LINES[name].map((w, k) => `${w} ${now[k]}`).join(", ");
   const lists = keys.map((key) => all[key].map((x) => (key === "at_limit" ? 5 * x : x)));
   const [least, most] = [Math.min(0, ...lists.flat()), Math.max(...lists.flat())];
-  const high = least + (most - least) * 1.06;
+  const high = least + (most - least || 1) * 1.06; // a dead gradient is 0 throughout
   const x = (i) => axisLeft + ((wide - axisLeft - 2) * (i + 0.5)) / 40;
   const y = (value) => top + HEIGHT - (HEIGHT * (value - least)) / (high - least);
   const marks = ticks(least, high, 4).flatMap(({ value, label: words }) => [
@@ -217,11 +217,18 @@ function mapRow({ tokens, factors }, r, wide, dark) {
   return [name, ...factors.map((factor, c) => cell(r, c, ...shade(factor, dark), wide))];
 }
 
+// A factor in a cell's width; a small one keeps its digits, so that 0 is really 0.
+function short(factor) {
+  const size = Math.abs(factor);
+  if (size > 0 && size < 0.095) return fixed(factor, 2).replace("0.", ".");
+  return fixed(factor, size >= 9.95 ? 0 : 1);
+}
+
 // Words, fill and ink of one cell of the map.
 function shade(factor, dark) {
   if (factor === null) return ["·", "var(--paper)", "var(--soft)"];
   if (factor === "+") return ["+", "var(--ink)", "var(--paper)"];
-  const words = fixed(factor, Math.abs(factor) >= 9.95 ? 0 : 1);
+  const words = short(factor);
   const signed = factor < 0 ? [-1, 1] : [Math.min(1, 0.2 + 0.2 * factor), 1.6];
   const { fill, ink } = signedColor(...signed, dark);
   if (factor < 0 || factor > 1.05) return [words, fill, ink];
@@ -242,9 +249,9 @@ function ghost({ state, wide }) {
 
 // The picture for someone who cannot see it: everything that was paid for, in numbers.
 function about(state, names, seen) {
-  const few = (list) => [0, 9, 19, 29, 39].map((i) => fixed(list[i], 2)).join(", ");
+  const few = (list, name) => [0, 9, 19, 29, 39].map((i) => reading(name, list[i])).join(", ");
   const told = names.map((name) => {
-    if (name in CURVES) return `${CURVES[name]} at batches 1, 10, 20, 30, 40: ${few(seen.curves[name])}`;
+    if (name in CURVES) return `${CURVES[name]} at batches 1, 10, 20, 30, 40: ${few(seen.curves[name], name)}`;
     if (name in LINES) {
       return Object.values(seen[name]).map((list, k) => `${LINES[name][k]}: ${few(list)}`).join("; ");
     }
@@ -257,7 +264,7 @@ function about(state, names, seen) {
       return `${title}: ${seen[name].rows.map((r) => `${r.tokens} ${r.mask.join("")}`).join("; ")}`;
     }
     if (name === "map") {
-      const factors = (row) => row.factors.map((f) => (f === null ? "nothing" : f === "+" ? "pushed padding" : fixed(f, 1))).join(" ");
+      const factors = (row) => row.factors.map((f) => (f === null ? "nothing" : f === "+" ? "pushed padding" : short(f))).join(" ");
       return `${title}: ${seen[name].rows.map((r) => `${r.tokens}: ${factors(r)}`).join("; ")}`;
     }
     const { exactly_one: ones, ends } = seen[name];

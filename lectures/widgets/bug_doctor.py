@@ -210,6 +210,8 @@ class BugDoctor(LectureWidget):
     def __init__(self, ward: Ward | None = None, **state: Any):
         if "record" in state:
             raise TypeError("BugDoctor takes no record: it comes from the ward, given first")
+        if not isinstance(ward, Ward | None):
+            raise TypeError(f"BugDoctor takes a Ward, as in BugDoctor(Ward(seed=1)), got {ward!r}")
         text = _committed() if ward is None else as_text(record_of(ward))
         super().__init__(record=text, **state)
 
@@ -419,13 +421,19 @@ def _factor(factor: float | str | None) -> tuple[str, str, str]:
         return "·", "white", SOFT
     if factor == "+":
         return "+", INK, "white"
-    digits = 0 if abs(factor) >= 9.95 else 1
-    words = fixed(factor, digits)
+    words = _short(factor)
     if factor < 0:
         return words, *signed_color(-1, 1)
     if factor > 1.05:
         return words, *signed_color(min(1, 0.2 + 0.2 * factor), 1.6)
-    return words, HATCH if factor < 0.05 else DEAD if factor < 0.95 else "white", INK
+    return words, DEAD if factor < 0.95 else "white", INK
+
+
+def _short(factor: float) -> str:
+    """A factor in a cell's width; a small one keeps its digits, so that 0 is really 0."""
+    if 0 < abs(factor) < 0.095:
+        return fixed(factor, 2).replace("0.", ".")
+    return fixed(factor, 0 if abs(factor) >= 9.95 else 1)
 
 
 def _ghost(axis: Axes, probe: Any) -> None:

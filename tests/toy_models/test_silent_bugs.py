@@ -75,6 +75,8 @@ def test_the_same_seed_gives_the_same_run():
 def test_a_batch_that_is_never_reached_is_refused():
     with pytest.raises(ValueError, match="looked_at=8 must be one of the 8 batches"):
         practise(RIGHT, steps=8, looked_at=8)
+    with pytest.raises(TypeError, match="practise takes Parts, as in BUGS"):
+        practise("end_dropped")
 
 
 def test_pushes_are_gradients_with_respect_to_the_log_probs():

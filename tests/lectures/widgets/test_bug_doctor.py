@@ -91,6 +91,8 @@ def test_another_ward_can_be_drawn():
 def test_what_it_refuses():
     with pytest.raises(TypeError, match="takes no record"):
         BugDoctor(record="")
+    with pytest.raises(TypeError, match=r"takes a Ward, as in BugDoctor\(Ward\(seed=1\)\), got 1"):
+        BugDoctor(1)
     doctor = BugDoctor()
     before = doctor.state
     for name, value, message in (
@@ -142,6 +144,22 @@ def test_the_gallery_s_answers_are_its_numbers(committed):
     entropy, surprise = (of["F"]["surprise"][k][-1] for k in ("entropy", "surprise"))
     assert f"({fixed(surprise, 2)} nats)" in words
     assert f"entropy ({fixed(entropy, 2)})" in words
+
+
+@pytest.mark.browser
+def test_a_dead_gradient_and_small_factors_can_be_drawn(page):
+    """Ward 1 has a run without any gradient; a small turned factor is not written as 0."""
+    ward = Ward(seed=1)
+    patient = next(letter for letter, name in ward._names.items() if name == "attached")
+    page.set_content("<body></body>")
+    page.evaluate(STAGE, base.module("bug_doctor"))
+    page.evaluate("(state) => show(state)", BugDoctor(ward=ward, patient=patient).state)
+    assert "NaN" not in page.evaluate("() => root.innerHTML")
+    stale = BugDoctor(patient="A", ordered=[["map"], *[[]] * 6])
+    page.evaluate("(state) => show(state)", stale.state)
+    label = page.evaluate("() => root.querySelector('svg').getAttribute('aria-label')")
+    assert "−.03" in label
+    assert "−0.0" not in label.split("Gradient map")[1]
 
 
 @pytest.mark.browser
