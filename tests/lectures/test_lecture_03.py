@@ -219,3 +219,14 @@ def test_with_few_steps_the_learning_rate_decides_and_with_many_the_clip(lecture
     assert kl(0.2, 0.25, 4) / few == pytest.approx(1 / 4, abs=0.03)
     assert kl(0.1, 0.5, 64) / many == pytest.approx(1 / 4, abs=0.03)
     assert kl(0.2, 0.25, 64) / many == pytest.approx(1, abs=0.05)
+
+
+def test_a_forgotten_exp_is_a_loss_of_minus_405_and_has_the_slope_of_the_plain_loss():
+    A = torch.ones(1, 1)
+    logp = torch.full((1, 1), math.log(1.5), requires_grad=True)  # ρ = 1.5, log π_old = 0
+    wide, usual = ({"eps_low": eps, "eps_high": eps} for eps in (0.9, 0.2))
+    right = [ppo_clip(logp, torch.zeros(1, 1), A, **knobs).item() for knobs in (wide, usual)]
+    no_exp = -(A * (logp - torch.zeros(1, 1))).sum()
+    assert right == pytest.approx([-1.5, -1.2])
+    assert no_exp.item() == pytest.approx(-0.405, abs=1e-3)
+    assert torch.autograd.grad(no_exp, logp)[0].item() == -1
