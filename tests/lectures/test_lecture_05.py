@@ -21,7 +21,8 @@ from toy_models.exact import gradient_moments
 
 LECTURE = "05_kl_regularisation"
 USED = ["setup", "puzzle-predict", "directions", "values", "placements-predict", "placements"]
-USED += ["gibbs", "flow", "flows-predict", "flows", "turn-predict", "turn", "trees", "train-trees"]
+USED += ["gibbs", "flow", "flows-predict", "flows", "turn-predict", "turn", "trees"]
+USED += ["trees-predict", "train-trees"]
 
 
 def odds(p: float) -> float:
