@@ -16,7 +16,7 @@ from lectures.widgets import LengthBias
 
 LECTURE = "09_loss_aggregation_and_length_bias"
 USED = ["setup", "talker", "puzzle-predict", "puzzle", "tree", "cosines", "sign", "sharing"]
-USED += ["batch", "accumulate", "treatments", "truncated", "lengths", "bugs"]
+USED += ["batch", "accumulate", "treatments", "truncated", "lengths-predict", "lengths", "bugs"]
 
 
 def test_the_start_of_the_talker(lecture):
