@@ -32,6 +32,7 @@ METHODS = {
     "TRPO": style("first"),
     "PPO-penalty": style("second"),
     "PPO-clip": style("clipped"),
+    "clip, no momentum": {"color": "#8a8a8a", "linestyle": "-", "marker": ""},
     "clip, fine steps": style("clipped") | {"linestyle": ":", "marker": ""},
 }
 LETTERS = {
