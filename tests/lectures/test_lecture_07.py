@@ -49,6 +49,26 @@ def test_exercise_2_takes_away_one_condition_at_a_time(lecture):
     assert end["says .1"] > 3 * shortest["says .1"]
     patience = lecture["ends"]["patience"]  # the puzzle's collapse is a transient
     assert patience[:60].min() < 4 < patience[59] < 15 < patience[149] < 35 < 38 < patience[299]
+    copies = lecture["rescue"](steps=300)[:, -1]  # points and tokens of each copy
+    assert copies[1].min() > 38
+    assert copies[0].min() > 0.96
+
+
+def test_per_token_k2_in_the_loss_from_the_home_of_section_3_4(lecture):
+    """.13 from the Gibbs optimum on the tree of `gibbs`, whose home is uniform (lecture 05)."""
+    tree, prompt, beta = lecture["AutoregressivePolicy"](3, 3, eos_id=None), lecture["prompt"], 0.5
+    exact, reward = lecture["exact"], lecture["partial_credit"]
+    best = exact.gibbs_distribution(tree, prompt, reward, beta)
+    R, home = exact.all_rewards(tree, prompt, reward)[0], tree.table.new_full((), 3).log()
+    for _ in range(1000):
+        logp = exact.token_log_probs_of(tree, prompt)[0]  # (answer, time)
+        prob = logp.detach().sum(1, keepdim=True).exp()
+        weight = R[:, None] - beta * (logp.detach() + home)  # ℓ_t alone, without what follows
+        tree.table.grad = None
+        (-(prob * weight * logp).sum()).backward()
+        tree.table.data -= 3 * tree.table.grad
+    end = exact.response_log_probs(tree, prompt).exp()
+    assert (end - best).abs().sum().item() / 2 == pytest.approx(0.13, abs=5e-3)
 
 
 def test_exercise_3_refutes_by_enumeration(lecture, capsys):
