@@ -91,12 +91,6 @@ def test_a_good_answer_stays_open_below_the_window(lecture):
     assert bad.item() == 0
 
 
-def test_sections_are_numbered_without_a_gap(lecture):
-    texts = ["".join(cell["source"]) for cell in lecture.cells.values()]
-    numbers = re.findall(r"^## (\d+) · ", "\n\n".join(texts), flags=re.MULTILINE)
-    assert numbers == [str(k) for k in range(1, 12)]
-
-
 def test_student_quantiles_of_the_race_section():
     assert _student_quantile(0.975, 4) == pytest.approx(2.78, abs=5e-3)
     assert _student_quantile(1 - 0.05 / 9 / 2, 4) == pytest.approx(5.44, abs=5e-3)

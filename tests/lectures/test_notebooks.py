@@ -92,6 +92,14 @@ def test_size_and_shape(path):
 
 
 @lecture
+def test_sections_are_numbered_without_a_gap(path):
+    text = "\n".join(map(source, cells(path, "markdown")))
+    numbers = [int(n) for n in re.findall(r"^## (\d+) ·", text, flags=re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) >= 9
+
+
+@lecture
 def test_the_start_page_knows_the_time_it_takes(path):
     said = re.search(r"\*\*Time:\*\* (\d+) minutes to read", source(cells(path, "markdown")[0]))
     start = (ROOT / "lectures" / "README.md").read_text(encoding="utf-8")
