@@ -40,7 +40,7 @@ AXES = (
     "| row | feedback | data | learned | A = 0 | in words |",
     "|" + ":--|" * 6,
     "| *SFT* (00) | every token is told | a teacher's | policy | – | imitates; no reward |",
-    "| *A2C* (07) | spread by the critic | no ratio: one update | policy; value helps | acts "
+    "| *A2C* (07) | spread by the critic | made for one update | policy; value helps | acts "
     "| PPO's first update |",
     "| *TRPO* (04) | as its advantages | a ratio: one measured step | policy; value helps | acts "
     "| bounds the KL itself |",

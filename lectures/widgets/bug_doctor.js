@@ -15,7 +15,7 @@ const LINES = { lengths: ["Length", "cut"], surprise: ["Entropy", "surprise"] };
 
 const sum = (list) => list.reduce((total, x) => total + x, 0);
 const points = (count) => (count === 1 ? "1 point" : `${count} points`);
-const reading = (curve, value) => fixed(value, curve === "gradient" ? 3 : 2);
+const reading = (curve, value) => fixed(value, curve === "gradient" ? 4 : 2);
 // The record is one JSON text, read once.
 const read = new Map();
 function chart({ record }) {
@@ -162,9 +162,10 @@ function curvePanel(name, { state, seen, wide }) {
   const high = least + (most - least || 1) * 1.06; // a dead gradient is 0 throughout
   const x = (i) => axisLeft + ((wide - axisLeft - 2) * (i + 0.5)) / 40;
   const y = (value) => top + HEIGHT - (HEIGHT * (value - least)) / (high - least);
+  const tiny = (value) => (value ? value.toExponential(0).replace("-", "−") : "0");
   const marks = ticks(least, high, 4).flatMap(({ value, label: words }) => [
     line(axisLeft, y(value), wide - 2, y(value), { stroke: "var(--grid)" }),
-    text(axisLeft - 6, y(value) + 4, words, { ...SMALL, anchor: "end" }),
+    text(axisLeft - 6, y(value) + 4, high < 1e-3 ? tiny(value) : words, { ...SMALL, anchor: "end" }),
   ]);
   const curves = lists.map((list, k) => svg("polyline", {
     points: list.map((value, i) => `${x(i).toFixed(1)},${y(value).toFixed(1)}`).join(" "),

@@ -68,7 +68,7 @@ PANEL, GAP, ROW, COLUMNS = 212, 22, 186, 3  # of the still, screen pixels
 
 def record_of(ward: Ward) -> dict[str, Any]:
     """What the widget carries of a ward: titles, prices, and for each patient what every probe sees
-    (numbers with three digits), its diagnosis as a place in the menu, and the words to explain it.
+    (numbers with four digits), its diagnosis as a place in the menu, and the words to explain it.
     """
     found = []
     for chart in ward.chart().values():
@@ -108,7 +108,7 @@ def _rounded(value: Any) -> Any:
         return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_rounded(item) for item in value]
-    return round(value, 3) + 0 if isinstance(value, float) else value
+    return round(value, 4) + 0 if isinstance(value, float) else value
 
 
 @cache
@@ -350,6 +350,10 @@ class BugDoctor(LectureWidget):
         axis.axvline(self.batch - 1, color=INK, linewidth=1, linestyle=":")
         axis.set_xticks((0, 19, 39), ("1", "20", "40"))
         _plain(axis)
+        if axis.get_ylim()[1] < 1e-3:  # labels in the width of the others
+            axis.yaxis.set_major_formatter(
+                lambda x, _: f"{x:.0e}".replace("e-0", "e−") if x else "0"
+            )
 
 
 SHIFT = -30 / (PANEL - 34)  # from the axes back to the panel's left edge
@@ -357,7 +361,7 @@ LINES = {"lengths": ("Length", "cut"), "surprise": ("Entropy", "surprise")}
 
 
 def _read(curve: str, value: float) -> str:
-    return fixed(value, 3 if curve == "gradient" else 2)
+    return fixed(value, 4 if curve == "gradient" else 2)
 
 
 def _with(rows: list[list[str]], i: int, name: str) -> list[list[str]]:

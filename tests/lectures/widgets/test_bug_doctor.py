@@ -7,9 +7,27 @@ from pathlib import Path
 import pytest
 
 from lectures.widgets import BugDoctor, base
-from lectures.widgets.bug_doctor import ORDERED, PATIENTS, RECORD, TITLES, record_of
+from lectures.widgets.bug_doctor import (
+    ORDERED,
+    PATIENTS,
+    RECORD,
+    TITLES,
+    _read,
+    _rounded,
+    record_of,
+)
 from lectures.widgets.still import fixed
-from toy_models.silent_bugs import BUGS, HEALTHY, IN_THE_WARD, POINTS, PROBES, TELLABLE, Ward
+from toy_models.silent_bugs import (
+    BUGS,
+    HEALTHY,
+    IN_THE_WARD,
+    POINTS,
+    PROBES,
+    RIGHT,
+    TELLABLE,
+    Ward,
+    practise,
+)
 
 GALLERY = Path(__file__).parents[3] / "lectures" / "widget_gallery.ipynb"
 STAGE = (Path(__file__).parent / "stage.js").read_text("utf-8")
@@ -43,6 +61,13 @@ def test_the_committed_record_is_today_s_ward(ward):
         assert ones[0] == pytest.approx(ones[1], abs=0.1)
         assert old["curves"]["reward"][-1] == pytest.approx(new["curves"]["reward"][-1], abs=0.5)
     assert len(RECORD.read_bytes()) < 30_000
+
+
+def test_a_clip_that_always_acts_does_not_look_like_a_dead_gradient():
+    for name, told in (("always_clipped", "0.0001"), ("attached", "0.0000")):
+        run = practise(BUGS[name].patch(RIGHT), steps=8)
+        gradient = _rounded(PROBES["curves"].see(run))["gradient"]
+        assert {_read("gradient", length) for length in gradient} == {told}
 
 
 def test_the_points_are_those_of_the_ward(ward):
