@@ -160,6 +160,12 @@ def test_no_formula_is_cut_off_on_a_laptop(page, visit):
         assert page.locator(".bd-article div.math").evaluate_all(wide) == [], path
 
 
+WHICH_OF_ITS_GROUP = """(radio) => {
+    const group = radio.getRootNode().querySelectorAll(`input[name="${radio.name}"]`);
+    return [...group].indexOf(radio);
+}"""
+
+
 @browser
 def test_every_widget_is_alive_and_answers_the_keyboard(page, visit, site):
     from playwright.sync_api import expect
@@ -170,9 +176,18 @@ def test_every_widget_is_alive_and_answers_the_keyboard(page, visit, site):
             continue
         visit(path.replace(".ipynb", ".html"))
         for widget in page.locator(".live-widget").all():
-            slider = widget.locator("input[type=range]:enabled").first
-            expect(slider).to_be_visible()
+            expect(widget.locator("input:enabled").first).to_be_visible()
             expect(widget.locator("xpath=./img")).to_have_count(0)
+            if widget.locator("input[type=range]:enabled").count() == 0:  # choices only
+                chosen = widget.locator("input[type=radio]:checked").first
+                name = chosen.get_attribute("name")
+                number = chosen.evaluate(WHICH_OF_ITS_GROUP)
+                chosen.focus()
+                page.keyboard.press("ArrowRight")
+                now = widget.locator(f"input[name='{name}']:checked")
+                assert now.evaluate(WHICH_OF_ITS_GROUP) != number
+                continue
+            slider = widget.locator("input[type=range]:enabled").first
             value, words = slider.get_attribute("aria-valuetext"), widget.locator(".result")
             sentence = words.inner_text()
             slider.focus()
