@@ -48,7 +48,7 @@ def group_centered(rewards: Tensor) -> Tensor:
 
 
 def group_standardized(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-4) -> Tensor:
-    """Reward in standard deviations of its group: A_i = (r_i − r̄) / (std + eps).  [BL-10]
+    """Reward in standard deviations of its group: A_i = (r_i − r̄) / (std + eps).  [BL-10], [GR-1]
 
     Shao et al. 2024 (GRPO, arXiv 2402.03300), section 4.1.2, which says neither ddof nor eps;
     large trainers ship either ddof. eps is added to the standard deviation, not to the variance.
@@ -117,7 +117,7 @@ def max_only(rewards: Tensor) -> Tensor:
 
 
 def maxrl(rewards: Tensor) -> Tensor:
-    """Deviation relative to the group's mean: A_i = (r_i − r̄)/r̄, and 0 where r̄ is 0.
+    """Deviation relative to the group's mean: A_i = (r_i − r̄)/r̄, and 0 where r̄ is 0.  [VAR-5]
 
     With 0/1 rewards the expected gradient is w ∇p with w = Σ_{k ≤ G−2} (1 − p)^k, the first
     G − 1 terms of 1/p: nearly the gradient of log p, the maximum-likelihood objective.
@@ -207,7 +207,7 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation, and the returns to train the critic on.
 
-    δ_t = r_t + γ V_next − V_t,  A_t = δ_t + γλ (1 − done_t) A_{t+1},  returns = A + V
+    δ_t = r_t + γ V_next − V_t,  A_t = δ_t + γλ (1 − done_t) A_{t+1},  returns = A + V  [GAE-13]
 
     V_next is V_{t+1} inside a sequence; on its last token it is 0, because nothing follows, or
     the bootstrap value, because the sequence was cut. λ = 1 gives the return minus V, λ = 0 the
@@ -273,7 +273,7 @@ def shape_rewards_with_kl(
 ) -> Tensor:
     """Rewards per token: the KL penalty on every token, the score on the last one.
 
-    r_t = −β (log π(y_t) − log π_ref(y_t)) + [t is the last response token] · score
+    r_t = −β (log π(y_t) − log π_ref(y_t)) + [t is the last response token] · score  [AC-4]
 
     Ouyang et al. 2022 (InstructGPT, arXiv 2203.02155), eq. 2 without its pretraining term, the
     log-ratio spread over the tokens; Lecture 07. A constant of the update: detached.

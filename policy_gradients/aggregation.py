@@ -24,7 +24,7 @@ from policy_gradients import _checks
 def mean_per_sequence(x: Tensor, mask: Tensor, *, sequences: float | None = None) -> Tensor:
     """Mean over the tokens of each sequence, then mean over the sequences.
 
-    (1/N) Σ_i (1/|y_i|) Σ_t x_it; an empty sequence adds 0 and still counts in N.
+    (1/N) Σ_i (1/|y_i|) Σ_t x_it; an empty sequence adds 0 and still counts in N.  [AGG-1]
 
     Shao et al. 2024 (DeepSeekMath, arXiv 2402.03300), eq. 3. A token of a long answer weighs
     less than a token of a short one: with negative advantages long answers are favoured.
@@ -48,7 +48,7 @@ def mean_per_sequence(x: Tensor, mask: Tensor, *, sequences: float | None = None
 def mean_per_token(x: Tensor, mask: Tensor, *, tokens: float | None = None) -> Tensor:
     """Mean over all response tokens of the optimiser step.
 
-    (1/N) Σ_i Σ_t x_it with N the number of response tokens.
+    (1/N) Σ_i Σ_t x_it with N the number of response tokens.  [AGG-2]
 
     Yu et al. 2025 (DAPO, arXiv 2503.14476), section 3.3, eq. 12.
 
@@ -74,7 +74,7 @@ def mean_fixed_length(
 ) -> Tensor:
     """Sum over the tokens divided by a constant length, then mean over the sequences.
 
-    (1/N) Σ_i (1/L) Σ_t x_it with L a constant, for example the generation budget.
+    (1/N) Σ_i (1/L) Σ_t x_it with L a constant, for example the generation budget.  [AGG-3]
 
     Liu et al. 2025 (Dr. GRPO, arXiv 2503.20783), section 3.2 and listing 1. Every token
     weighs the same, and the weight does not depend on what was sampled.
@@ -98,7 +98,7 @@ def sum_per_sequence(x: Tensor, mask: Tensor, *, sequences: float | None = None)
     """Sum over the tokens of each sequence, then mean over the sequences.
 
     (1/N) Σ_i Σ_t x_it: with x = −A log π this is the policy gradient of whole sequences,
-    without a length bias [PG-6].
+    without a length bias [PG-6], [AGG-7].
 
     Args:
         x: (batch, time) one number per token.

@@ -11,7 +11,7 @@ def dapo_filter(correctness: Tensor, *, low: float = 0.0, high: float = 1.0) -> 
 
     keep = not (all = low) and not (all = high)
 
-    Yu et al. 2025 (DAPO, arXiv 2503.14476), eq. 11; Lecture 08. Judge correctness, not the
+    Yu et al. 2025 (DAPO, arXiv 2503.14476), eq. 11; Lecture 08 [GR-4]. Judge correctness, not the
     shaped reward: length penalties make two all-wrong answers differ. The paper knows only right
     and wrong; scores between are this function's extension, and a group of equal ones is kept,
     although its advantages are 0. Resampling until a batch is full is the caller's, and needs a
@@ -43,7 +43,7 @@ def overlong_penalty(lengths: Tensor, *, max_length: int, cache: int) -> Tensor:
     (max_length − cache − length)/cache   up to max_length
     −1                                    beyond
 
-    Yu et al. 2025 (DAPO, arXiv 2503.14476), eq. 13; Lecture 09.
+    Yu et al. 2025 (DAPO, arXiv 2503.14476), eq. 13; Lecture 09 [AGG-6].
 
     Args:
         lengths: (batch,) or any shape; answer lengths in tokens.

@@ -8,6 +8,7 @@ those of one position, and leave out that a token also decides which states come
 Lecture 05 before choosing.
 
 Nothing is detached here: pass logp_ref.detach() if the reference has a graph.
+The estimators are [KL-2], their gradients [KL-5], the sequence's own gradient [KL-6].
 Source of the names: Schulman, "Approximating KL divergence" (2020).
 """
 

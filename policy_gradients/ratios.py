@@ -47,7 +47,7 @@ def sequence_ratio(logp: Tensor, logp_old: Tensor, mask: Tensor) -> Tensor:
 
     s_i = exp( (1/|y_i|) Σ_t [log π(y_t) − log π_old(y_t)] )
 
-    Zheng et al. 2025 (arXiv 2507.18071), eq. 7; Lecture 10. This is the |y|-th root of the
+    Zheng et al. 2025 (arXiv 2507.18071), eq. 7; Lecture 10 [VAR-2]. This is the |y|-th root of the
     sequence's importance weight, not the weight itself.
 
     Args:

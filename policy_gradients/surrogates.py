@@ -116,7 +116,7 @@ def gspo(
     loss. All tokens of a response pass the gate together, or none does. s is a geometric mean,
     hence close to 1, and ε lives on another scale than PPO's (3e-4 and 4e-4 in the paper).
 
-    Zheng et al. 2025 (GSPO, arXiv 2507.18071), eq. 5 and 7; Lecture 10.
+    Zheng et al. 2025 (GSPO, arXiv 2507.18071), eq. 5 and 7; Lecture 10 [VAR-2].
 
     Args:
         logp: (batch, time) log-probabilities under the policy being trained, nats.
@@ -141,7 +141,7 @@ def cispo(
 ) -> Tensor:
     """REINFORCE with a bounded, constant weight: −sg[clamp(ρ, 1 − ε_low, 1 + ε_high)] A log π.
 
-    sg = no gradient. No token is ever gated; its weight is bounded instead.
+    sg = no gradient. No token is ever gated; its weight is bounded instead.  [VAR-3]
 
     MiniMax 2025 (MiniMax-M1, arXiv 2506.13585), eq. 4 and 5, whose convention is followed: the
     bounds are distances from 1, and eps_low = 1 means no lower bound. Other code passes the
@@ -175,7 +175,7 @@ def sapo(
     """A soft gate in place of the clip: −A (4/τ) σ(τ(ρ − 1)), τ = tau_pos if A > 0, else tau_neg.
 
     The factor 4/τ makes the slope at ρ = 1 equal to 1, so the first step is that of `unclipped`.
-    Gao et al. 2025 (SAPO, arXiv 2511.20347), with its τ of 1 and 1.05; Lecture 10.
+    Gao et al. 2025 (SAPO, arXiv 2511.20347), with its τ of 1 and 1.05; Lecture 10 [VAR-4].
 
     Args:
         logp: (batch, time) log-probabilities under the policy being trained, nats.

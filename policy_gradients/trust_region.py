@@ -19,7 +19,7 @@ def natural_gradient_step(grad: Tensor, fisher: Tensor, *, delta: float) -> Tens
     F⁺ is the pseudo-inverse: softmax logits have a direction that changes nothing, so F is
     singular. The bound holds for the model ½ΔᵀFΔ of the KL, not for the KL: check it and
     shorten the step (a line search). Schulman et al. 2015 (TRPO, arXiv 1502.05477), appendix C;
-    Kakade 2001 (NIPS 2001).
+    Kakade 2001 (NIPS 2001); Lecture 04 [TR-3].
 
     Args:
         grad: (parameters,) gradient g of the objective, to be ascended.
@@ -54,7 +54,7 @@ def adaptive_beta(
 
     kl > band · target: β ← β · factor;  kl < target / band: β ← β / factor;  else unchanged
 
-    Schulman et al. 2017 (PPO, arXiv 1707.06347), section 4. One of three forms in use;
+    Schulman et al. 2017 (PPO, arXiv 1707.06347), section 4; [TR-7]. One of three forms in use;
     `adaptive_beta_dual_ascent` and `adaptive_beta_proportional` are the others.
 
     Args:

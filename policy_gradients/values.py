@@ -12,7 +12,7 @@ def value_loss(
     """Squared error of the critic per token, optionally with PPO's value clipping.
 
     ½ (V − R)²                                                        clip = None
-    ½ max( (V − R)², (V_old + clamp(V − V_old, −c, c) − R)² )         clip = c
+    ½ max( (V − R)², (V_old + clamp(V − V_old, −c, c) − R)² )         clip = c  [AC-5]
 
     The ½ is included: the gradient without clipping is V − R. The maximum is the pessimistic
     choice: where R is more than c away from V_old, the gradient dies once V has moved more than c
