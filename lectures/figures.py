@@ -25,6 +25,7 @@ import numpy as np
 from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from PIL import Image
 
 from policy_gradients.algorithms import PALETTE
@@ -174,6 +175,39 @@ def show_code(function: Callable) -> None:
     code = "\n".join(lines)
     where = f"`{function.__module__}.{function.__name__}`"
     display({"text/markdown": f"{where}\n```python\n{code}\n```", "text/plain": code}, raw=True)
+
+
+# --- numbers in a table --------------------------------------------------------------------
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """A number with its sign, a true minus, and 0 for what is printed as zero."""
+    text = f"{value:+.{digits}f}"
+    return "0" if float(text) == 0 else text.replace("-", "−")
+
+
+def framed_cells(axis: Axes, table: np.ndarray, framed: np.ndarray, *, limit: float, marks=None):
+    """A heat map of signed numbers with the numbers in it; the `framed` ones stand out.
+
+    table  : (rows, columns), nan for an empty cell      framed : bool, the same shape
+    limit  : the value of the strongest colour           marks  : texts above the numbers
+    """
+    axis.imshow(table, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
+    for (row, column), value in np.ndenumerate(table):
+        if np.isnan(value):
+            continue
+        text = signed(value) if marks is None else f"{marks[row][column]}\n{signed(value)}"
+        weight = "bold" if framed[row, column] else "normal"
+        look = {"ha": "center", "va": "center", "fontsize": 9, "linespacing": 1.1}
+        color = "white" if abs(value) > 0.72 * limit else INK
+        axis.text(column, row, text, weight=weight, color=color, **look)
+        if framed[row, column]:
+            corner = (column - 0.46, row - 0.43)
+            axis.add_patch(Rectangle(corner, 0.92, 0.86, fill=False, edgecolor=INK, linewidth=1.6))
+    axis.xaxis.tick_top()
+    axis.grid(False)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
 
 
 # --- learning curves -----------------------------------------------------------------------

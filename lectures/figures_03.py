@@ -7,9 +7,8 @@ Each function takes numbers that the lecture has computed and returns a figure f
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from lectures.figures import FAINT, INK, style
+from lectures.figures import FAINT, INK, framed_cells, style
 
 STUCK = "#7a4a36"
 LETTERS = {
@@ -152,22 +151,10 @@ def gradient_map(pushes: dict, probes: list[str], right: str) -> Figure:
     """The push −∂loss/∂log π per probe: name → (probes,). Entries unlike `right` are framed."""
     figure, axis = plt.subplots(figsize=(7.4, 0.9 + 0.36 * len(pushes)))
     table = np.stack([np.asarray(push) for push in pushes.values()])
-    axis.imshow(table, cmap="RdBu", vmin=-2.2, vmax=2.2, aspect="auto")
-    for (row, column), push in np.ndenumerate(table):
-        wrong = abs(push - pushes[right][column]) > 1e-9
-        text = "0" if push == 0 else f"{push:+.2f}".replace("-", "−")
-        color = "white" if abs(push) > 1.6 else INK
-        look = {"ha": "center", "va": "center", "fontsize": 9, "color": color}
-        axis.text(column, row, text, weight="bold" if wrong else "normal", **look)
-        if wrong:
-            corner = (column - 0.46, row - 0.43)
-            axis.add_patch(Rectangle(corner, 0.92, 0.86, fill=False, edgecolor=INK, linewidth=1.6))
+    differs = np.abs(table - np.asarray(pushes[right])) > 1e-9
+    framed_cells(axis, table, differs, limit=2.2)
     axis.set_xticks(range(len(probes)), probes, fontsize=8.5)
     axis.set_yticks(range(len(pushes)), list(pushes))
-    axis.xaxis.tick_top()
-    axis.grid(False)
-    axis.tick_params(length=0)
-    axis.spines[:].set_visible(False)
     return figure
 
 

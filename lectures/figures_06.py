@@ -7,10 +7,10 @@ Each function takes numbers that the lecture has computed and returns a figure f
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from lectures.figures import FAINT, INK, style
+from lectures.figures import FAINT, framed_cells, signed, style
 
 TOKENS = "012E"
 UP, DOWN = "#2f6fb0", "#b2402f"
@@ -30,16 +30,12 @@ LETTERS = {
 }
 
 
-def signed(value: float, digits: int = 2) -> str:
-    text = f"{value:+.{digits}f}"
-    return "0" if float(text) == 0 else text.replace("-", "−")
-
-
 def token_map(rows: dict, tokens: list[str], *, right: str | None = None, limit: float) -> Figure:
     """A number per token: label → (tokens,). Entries unlike row `right` are framed."""
     figure, axis = plt.subplots(figsize=(7.4, 0.75 + 0.36 * len(rows)))
     table = np.stack([np.asarray(row) for row in rows.values()])
-    _cells(axis, table, limit, frame=None if right is None else np.asarray(rows[right]))
+    usual = table if right is None else np.asarray(rows[right])
+    framed_cells(axis, table, np.abs(table - usual) > 1e-9, limit=limit)
     axis.set_xticks(range(len(tokens)), tokens, fontsize=9)
     axis.set_yticks(range(len(rows)), list(rows))
     return figure
@@ -59,7 +55,7 @@ def two_tellings(picked: list[list[int]], answers, whole, single) -> Figure:
         table = np.array(weights)[rows]
         for row, tokens in zip(table, picked, strict=True):
             row[len(tokens) :] = np.nan
-        _cells(axis, table, 2.6, marks=marks, flips=flips)
+        framed_cells(axis, table, flips, limit=2.6, marks=marks)
         axis.set(xticks=[], yticks=[])
         axis.set_title(title, fontsize=10)
     return figure
@@ -69,27 +65,6 @@ def _row_of(prefix: list[int], answers) -> int:
     """Where the answer that is this prefix, then the end, stands in the list."""
     time = answers.shape[1]
     return answers.tolist().index([*prefix, *[3] * (time - len(prefix))])
-
-
-def _cells(axis, table, limit: float, *, frame=None, marks=None, flips=None) -> None:
-    """A heat map with its numbers; `frame` marks other entries, `flips` marks given ones."""
-    axis.imshow(table, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
-    for (row, column), value in np.ndenumerate(table):
-        if np.isnan(value):
-            continue
-        odd = frame is not None and abs(value - frame[column]) > 1e-9
-        odd = odd or (flips is not None and flips[row][column])
-        text = signed(value) if marks is None else f"{marks[row][column]}\n{signed(value)}"
-        color = "white" if abs(value) > 0.72 * limit else INK
-        look = {"ha": "center", "va": "center", "fontsize": 9, "color": color}
-        axis.text(column, row, text, weight="bold" if odd else "normal", linespacing=1.1, **look)
-        if odd:
-            corner = (column - 0.46, row - 0.43)
-            axis.add_patch(Rectangle(corner, 0.92, 0.86, fill=False, edgecolor=INK, linewidth=1.6))
-    axis.xaxis.tick_top()
-    axis.grid(False)
-    axis.tick_params(length=0)
-    axis.spines[:].set_visible(False)
 
 
 def tree(path: list[int], answers, values, chances) -> Figure:

@@ -7,9 +7,8 @@ Each function takes numbers that the lecture has computed and returns a figure f
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from lectures.figures import FAINT, INK, style
+from lectures.figures import FAINT, INK, framed_cells, style
 
 LABELS = {
     "reinforce": "REINFORCE",
@@ -172,23 +171,12 @@ def pairs_map(pairs: dict, probes: list[str]) -> Figure:
     """Pushes of right and wrong losses, "right | wrong" → (2, probes); differences are framed."""
     figure, axis = plt.subplots(figsize=(7.6, 0.9 + 0.62 * len(pairs)))
     table = np.concatenate([np.asarray(pair) for pair in pairs.values()])
-    axis.imshow(table, cmap="RdBu", vmin=-3, vmax=3, aspect="auto")
-    for (row, column), push in np.ndenumerate(table):
-        wrong = row % 2 == 1 and abs(push - table[row - 1, column]) > 1e-9
-        text = "0" if abs(push) < 1e-12 else f"{push:+.2f}".replace("-", "−")
-        color = "white" if abs(push) > 2.2 else INK
-        look = {"ha": "center", "va": "center", "fontsize": 9, "color": color}
-        axis.text(column, row, text, weight="bold" if wrong else "normal", **look)
-        if wrong:
-            corner = (column - 0.46, row - 0.42)
-            axis.add_patch(Rectangle(corner, 0.92, 0.8, fill=False, edgecolor=INK, linewidth=1.6))
+    differs = np.zeros(table.shape, dtype=bool)
+    differs[1::2] = np.abs(table[1::2] - table[::2]) > 1e-9  # each wrong row against its right one
+    framed_cells(axis, table, differs, limit=3)
     for k in range(1, len(pairs)):
         axis.axhline(2 * k - 0.5, color="white", linewidth=5)
     axis.set_xticks(range(len(probes)), probes, fontsize=8.5)
     labels = [label for name in pairs for label in name.split(" | ")]
     axis.set_yticks(range(len(labels)), labels)
-    axis.xaxis.tick_top()
-    axis.grid(False)
-    axis.tick_params(length=0)
-    axis.spines[:].set_visible(False)
     return figure
