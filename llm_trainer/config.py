@@ -19,10 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import PydanticCustomError
 
 from policy_gradients.algorithms import ALGORITHMS, Algorithm
+from policy_gradients.kl import k1, k2, k3
 
-TRAINABLE = [name for name, row in ALGORITHMS.items() if not row.needs_critic]
 CONFIGS = Path(__file__).parent / "configs"
-
+ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 
 COUNT = {"ge": 1, "le": 65536}  # more would only fail later, for memory
 SEEDS = {"ge": 0, "lt": 2**63}
@@ -69,11 +69,27 @@ class Section(BaseModel):
 
 
 class TaskConfig(Section):
-    """reasoning-gym's spell_backward, split by word."""
+    """Tasks of reasoning-gym, and which of their questions are never trained on."""
 
-    min_letters: int = knob(3, "shortest word", "letters", "3 to 10", ge=3, le=10)
-    max_letters: int = knob(7, "longest word", "letters", "min_letters to 10", ge=3, le=10)
-    held_out: int = knob(1000, "words never trained on", "words", "1 or more", ge=1)
+    mixture: dict[str, float] = knob(
+        {"spell_backward": 1.0},
+        "reasoning-gym tasks with their share of the prompts",
+        "weight",
+        "names of reasoning-gym, weights above 0, e.g. {spell_backward: 2, leg_counting: 1}",
+    )
+    options: dict[str, dict[str, Any]] = knob(
+        {},
+        "reasoning-gym's own settings of a task",
+        "-",
+        "e.g. {leg_counting: {max_animals: 3}}; spell_backward has min_letters and max_letters",
+    )
+    min_letters: int = knob(3, "shortest word of spell_backward", "letters", "3 to 10", ge=3, le=10)
+    max_letters: int = knob(
+        7, "longest word of spell_backward", "letters", "min_letters to 10", ge=3, le=10
+    )
+    held_out: int = knob(
+        1000, "questions (words of spell_backward) never trained on", "questions", "1 or more", ge=1
+    )
     instruction: str = knob(
         "", "text put before the task, e.g. the answer format for a real model", "text", "any text"
     )
@@ -115,11 +131,17 @@ class Config(Section):
         "runs/grpo_tiny", "folder for log, checkpoints and final model", "-", "a path", min_length=1
     )
     seed: int = knob(0, "seed of prompts and sampling", "-", "0 to 2⁶³ − 1", **SEEDS)
+    lora_rank: int = knob(
+        0, "rank of LoRA adapters; 0 trains all weights", "-", "0 to 1024", ge=0, le=1024
+    )
+    lora_alpha: float = knob(
+        32.0, "LoRA's update is scaled by lora_alpha / lora_rank", "-", "above 0", gt=0
+    )
     task: TaskConfig = TaskConfig()
     warmstart: WarmstartConfig = WarmstartConfig()
 
     # the algorithm: a row of policy_gradients.ALGORITHMS
-    algorithm: str = knob("grpo", "row of the table of algorithms", "-", ", ".join(TRAINABLE))
+    algorithm: str = knob("grpo", "row of the table of algorithms", "-", ", ".join(ALGORITHMS))
     # (below 1e-4 rounding alone would clip: it moves the ratio of a fresh sample by about 1e-6)
     eps_low: float | None = knob(
         None, "clip distance below a ratio of 1; empty: the row's", "-", "1e-4 or more", ge=1e-4
@@ -128,21 +150,88 @@ class Config(Section):
         None, "clip distance above a ratio of 1; empty: the row's", "-", "1e-4 or more", ge=1e-4
     )
     kl_coef: float = knob(0.0, "weight of the KL to the starting model", "per nat", "≥ 0", ge=0)
+    kl_in: Literal["row", "loss", "reward"] = knob(
+        "row",
+        "where the KL acts; row: where the row's paper puts it, in the loss if it has none",
+        "-",
+        "row, loss, reward",
+    )
+    kl_estimator: Literal["row", "k1", "k2", "k3"] = knob(
+        "row",
+        "how the KL is estimated from one sample; row: as the row does",
+        "-",
+        "row, k1, k2, k3",
+    )
+    kl_credit: Literal["sequence", "to_go", "token"] = knob(
+        "sequence",
+        "which tokens pay for a token's KL in the reward: all of the response, those up to it, or "
+        "itself only; with a critic always to_go, through GAE",
+        "-",
+        "sequence, to_go, token",
+    )
+    entropy_coef: float = knob(0.0, "weight of the entropy bonus", "per nat", "≥ 0", ge=0)
+    importance: Literal["none", "token", "sequence"] = knob(
+        "none",
+        "weight the loss by π_learner/π_sampler, cut at importance_cap: per token or per response",
+        "-",
+        "none, token, sequence",
+    )
+    importance_cap: float = knob(2.0, "largest such weight", "-", "1 or more", ge=1)
+
+    # the rewards
     reward_correctness: float = knob(
         1.0, "weight of reasoning-gym's score, 0 to 1", "reward", "0 or more", ge=0
     )
     reward_format: float = knob(
         0.1, "weight of 'the whole response is one answer tag'", "reward", "0 or more", ge=0
     )
+    reward_length: float = knob(
+        0.0, "weight of brevity, 1 − tokens/max_new_tokens", "reward", "0 or more", ge=0
+    )
+    overlong: Literal["none", "penalty", "mask"] = knob(
+        "none",
+        "what becomes of long responses: nothing, DAPO's penalty added to the reward, or no "
+        "gradient for those that were cut",
+        "-",
+        "none, penalty, mask",
+    )
+    overlong_cache: int = knob(
+        0,
+        "length of the penalty's ramp below max_new_tokens",
+        "tokens",
+        "1 to max_new_tokens with overlong = penalty",
+        ge=0,
+    )
+
+    # the critic, for rows without a group (ppo)
+    critic: Literal["head", "model"] = knob(
+        "head", "a value head on the policy's states, or a network of its own", "-", "head, model"
+    )
+    critic_lr: float = knob(
+        1e-3, "learning rate of the critic's own weights", "per update", "above 0, to 1", gt=0, le=1
+    )
+    critic_warmup: int = knob(
+        0, "steps in which only the critic learns", "steps", "0 or more", ge=0
+    )
+    gamma: float = knob(1.0, "discount per token", "-", "above 0, to 1", gt=0, le=1)
+    lam: float = knob(0.95, "λ of GAE", "-", "0 to 1", ge=0, le=1)
+    whiten: bool = knob(
+        True, "whiten the critic's advantages over the step's tokens", "-", "true, false"
+    )
 
     # one step
     prompts: int = knob(16, "prompts per step (P)", "prompts", "1 to 65536", **COUNT)
     group: int = knob(8, "responses per prompt (G)", "responses", "1 to 65536", **COUNT)
     micro_batch: int = knob(
-        16, "prompts whose groups are in memory at once", "prompts", "a divisor of prompts", ge=1
+        16,
+        "prompts whose groups are in memory at once",
+        "prompts",
+        "a divisor of prompts / minibatches",
+        ge=1,
     )
-    epochs: int = knob(
-        1, "optimiser updates per batch of samples", "updates", "1 to 65536", **COUNT
+    epochs: int = knob(1, "passes over a batch of samples", "passes", "1 to 65536", **COUNT)
+    minibatches: int = knob(
+        1, "optimiser updates per pass", "updates", "a divisor of prompts", **COUNT
     )
     max_new_tokens: int = knob(12, "longest response", "tokens", "1 to 65536", **COUNT)
     temperature: float = knob(
@@ -186,6 +275,20 @@ class Config(Section):
     gradient_checkpointing: bool = knob(
         False, "recompute activations in backward: less memory, more time", "-", "true, false"
     )
+    logprob_chunk: int = knob(
+        1024,
+        "tokens whose logits are held at once; the (batch, time, vocabulary) tensor never is",
+        "tokens",
+        "1 or more",
+        ge=1,
+    )
+    compile: bool = knob(False, "torch.compile the network (for a GPU)", "-", "true, false")
+    sampler: Literal["own", "vllm"] = knob(
+        "own", "who writes the responses; vllm must be installed", "-", "own, vllm"
+    )
+    track: Literal["none", "tensorboard", "wandb"] = knob(
+        "none", "also log there; it must be installed", "-", "none, tensorboard, wandb"
+    )
     old_logprobs: Literal["auto", "sampler", "recompute"] = knob(
         "auto",
         "the ratio's denominator: kept from sampling, or recomputed by the learner; "
@@ -197,7 +300,8 @@ class Config(Section):
     def row(self) -> Algorithm:
         """The table's row with this run's clip distances and KL weight.
 
-        A KL weight acts where the row's paper puts it; rows without a KL get it in the loss.
+        A KL weight acts where the row's paper puts it, unless `kl_in` says otherwise; rows without
+        a KL get it in the loss.
         """
         row = ALGORITHMS[self.algorithm]
         given = {"eps_low": self.eps_low, "eps_high": self.eps_high}
@@ -207,8 +311,16 @@ class Config(Section):
             f"{', '.join(given)}: {self.algorithm} has no clip distance to set; its knobs are "
             f"{', '.join(row.knobs) or 'none'}",
         )
-        placement = "loss" if self.kl_coef > 0 and row.kl == "none" else row.kl
-        return replace(row, knobs={**row.knobs, **given}, kl=placement, kl_coefficient=self.kl_coef)
+        placement = row.kl if self.kl_in == "row" else self.kl_in
+        if self.kl_coef > 0 and placement == "none":
+            placement = "loss"
+        return replace(
+            row,
+            knobs={**row.knobs, **given},
+            kl=placement,
+            kl_coefficient=self.kl_coef,
+            kl_estimator=ESTIMATORS.get(self.kl_estimator, row.kl_estimator),
+        )
 
     @field_validator("record_steps", mode="before")
     @classmethod
@@ -230,23 +342,34 @@ class Config(Section):
     def _possible(self) -> "Config":
         require(
             self.algorithm in ALGORITHMS,
-            f"algorithm = {self.algorithm!r}: unknown; {_closest(self.algorithm, TRAINABLE)}",
+            f"algorithm = {self.algorithm!r}: unknown; {_closest(self.algorithm, ALGORITHMS)}",
         )
         row = self.row()
-        require(
-            not row.needs_critic,
-            f"algorithm = {self.algorithm!r}: it needs a critic, and this trainer has none yet; "
-            f"choose one of {', '.join(TRAINABLE)}",
-        )
         require(
             self.group > 1 or not row.needs_group,
             f"group = {self.group}: {self.algorithm} compares the responses to one prompt, "
             "so it needs 2 or more",
         )
+        whole = [n for n in range(1, self.prompts + 1) if self.prompts % n == 0]
         require(
-            self.prompts % self.micro_batch == 0,
-            f"micro_batch = {self.micro_batch}: must divide prompts = {self.prompts}; choose one "
-            f"of {[n for n in range(1, self.prompts + 1) if self.prompts % n == 0]}",
+            self.minibatches in whole,
+            f"minibatches = {self.minibatches}: must divide prompts = {self.prompts}; choose one "
+            f"of {whole}",
+        )
+        part = self.prompts // self.minibatches
+        require(
+            part % self.micro_batch == 0,
+            f"micro_batch = {self.micro_batch}: must divide the {part} prompts of a minibatch "
+            f"(prompts = {self.prompts}, minibatches = {self.minibatches}); choose "
+            f"one of {[n for n in whole if part % n == 0]}",
+        )
+        penalty = self.overlong == "penalty"
+        require(
+            (1 <= self.overlong_cache <= self.max_new_tokens)
+            if penalty
+            else not self.overlong_cache,
+            f"overlong_cache = {self.overlong_cache}: with overlong = {self.overlong!r} it must be "
+            + (f"1 to max_new_tokens = {self.max_new_tokens}" if penalty else "0"),
         )
         late = [step for step in self.record_steps if step > self.steps]
         require(
