@@ -27,6 +27,7 @@ import torch
 
 from llm_trainer.config import CONFIGS, load
 from llm_trainer.models import load_policy
+from llm_trainer.rollout import OwnSampler
 from llm_trainer.step import Learner
 from llm_trainer.task import Spelling, WordStream
 from llm_trainer.train import collect, learn, starting_model
@@ -52,8 +53,8 @@ class Ours:
 
     def step(self) -> None:
         wall, cpu = time.perf_counter(), time.process_time()
-        policy = self.learner.policy
-        batch, numbers, _ = collect(policy, self.task, self.stream, self.learner, self.generator)
+        sampler = OwnSampler(self.learner.policy)
+        batch, numbers, _ = collect(sampler, self.task, self.stream, self.learner, self.generator)
         learn(self.learner, batch)
         self.wall.append(time.perf_counter() - wall)
         self.cpu.append(time.process_time() - cpu)

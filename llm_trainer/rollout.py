@@ -6,13 +6,14 @@ the distribution it really drew from: the softmax at the sampling temperature, n
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from einops import repeat
 from torch import Tensor
 from torch.nn import functional as F
 
-from llm_trainer.config import RunError
+from llm_trainer.config import Config, RunError, require
 from llm_trainer.models import Policy
 from policy_gradients.logprobs import response_mask
 
@@ -66,8 +67,12 @@ def sample(
     max_new_tokens: int,
     temperature: float,
     generator: torch.Generator | None,
+    top_p: float = 1.0,
 ) -> Responses:
     """`group` responses per prompt. `generator=None` decodes greedily (then logp is meaningless).
+
+    top_p < 1, for evaluation only, draws from the fewest most likely tokens whose probabilities
+    sum to top_p or more; log-probabilities are then of that cut and renormalised distribution.
 
     Shapes: prompts (P, prompt_time) → responses (P·G, time), time ≤ max_new_tokens.
     Raises RunError for weights that are no longer finite.
@@ -90,6 +95,8 @@ def sample(
 
     for step in range(max_new_tokens):
         log_softmax = F.log_softmax(logits / temperature, dim=-1)  # (alive, vocabulary)
+        if top_p < 1:
+            log_softmax = nucleus(log_softmax, top_p)
         if generator is None:
             chosen = logits.argmax(-1)
         else:
@@ -111,3 +118,53 @@ def sample(
     time = step + 1
     tokens, logp = tokens[:, :time], logp[:, :time]
     return Responses(tokens, response_mask(tokens, eos_id=policy.end_id), logp)
+
+
+def nucleus(log_softmax: Tensor, top_p: float) -> Tensor:
+    """Keep the fewest most likely tokens that hold at least `top_p`, renormalised; −∞ elsewhere.
+
+    log_softmax (rows, vocabulary), nats → the same shape. Holtzman et al. 2020, equation 2.
+    """
+    values, order = log_softmax.sort(-1, descending=True)
+    before = values.exp().cumsum(-1) - values.exp()  # probability of all likelier tokens
+    values = values.masked_fill(before >= top_p, -torch.inf)
+    cut = torch.full_like(log_softmax, -torch.inf).scatter(-1, order, values)
+    return cut.log_softmax(-1)
+
+
+class Sampler(Protocol):
+    """Who writes the responses. `policy` is the one that is being trained."""
+
+    policy: Policy
+
+    def sample(
+        self,
+        prompts: Prompts,
+        *,
+        group: int,
+        max_new_tokens: int,
+        temperature: float,
+        generator: torch.Generator,
+    ) -> Responses: ...
+
+    def sync(self) -> None:
+        """Take over the policy's present weights; called before each step samples."""
+
+
+@dataclass(frozen=True)
+class OwnSampler:
+    """The loop above, on the policy's own weights: there is nothing to synchronise."""
+
+    policy: Policy
+
+    def sample(self, prompts: Prompts, **settings) -> Responses:
+        return sample(self.policy, prompts, **settings)
+
+    def sync(self) -> None:
+        pass
+
+
+def make_sampler(policy: Policy, config: Config) -> Sampler:
+    """What `config.sampler` names. Raises ConfigError for vllm: it is not supported yet."""
+    require(config.sampler == "own", "sampler = 'vllm': not supported yet; use own")
+    return OwnSampler(policy)

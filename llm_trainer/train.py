@@ -37,9 +37,9 @@ from llm_trainer.checkpoint import (
 from llm_trainer.config import Config, RunError
 from llm_trainer.evaluate import evaluate
 from llm_trainer.log import Console, Log
-from llm_trainer.models import Policy, load_policy
+from llm_trainer.models import load_policy
 from llm_trainer.record import Recorder
-from llm_trainer.rollout import pad_prompts, sample
+from llm_trainer.rollout import Sampler, make_sampler, pad_prompts
 from llm_trainer.step import Learner, NonFiniteError, loss_name
 from llm_trainer.task import Spelling, WordStream
 from llm_trainer.tiny import warm_start
@@ -93,7 +93,7 @@ def train(
     task = Spelling(config.task)
     check_unseen(config.model, task)
     policy = load_policy(config, starting_model(config, quiet=quiet))
-    learner = Learner(policy, config, loss)
+    learner, sampler = Learner(policy, config, loss), make_sampler(policy, config)
     stream = WordStream(task.train, config.seed)
     generator = torch.Generator(policy.device).manual_seed(config.seed)
     words = task.held_out[: config.eval_words]
@@ -141,7 +141,8 @@ def train(
                 started = time.monotonic()
                 step = done["step"] + 1
                 recorder = Recorder(learner, step, name) if step in config.record_steps else None
-                batch, metrics, text = collect(policy, task, stream, learner, generator, recorder)
+                sampler.sync()
+                batch, metrics, text = collect(sampler, task, stream, learner, generator, recorder)
                 updated = learn(learner, batch, recorder)
                 if recorder:
                     save_record(recorder.record(), folder)
@@ -200,7 +201,7 @@ def verdict(history: list[dict[str, Any]]) -> str:
 
 
 def collect(
-    policy: Policy,
+    sampler: Sampler,
     task: Spelling,
     stream: WordStream,
     learner: Learner,
@@ -216,7 +217,7 @@ def collect(
     rounds = config.resample_limit if learner.row.dynamic_sampling else 1
     while len(metrics) < rounds and sum(len(b.rewards) for b in kept) < config.prompts:
         words = stream.take(config.prompts)
-        batch, numbers, text = sample_and_score(policy, task, words, config, generator)
+        batch, numbers, text = sample_and_score(sampler, task, words, config, generator)
         metrics.append(numbers)
         if learner.row.dynamic_sampling:
             keep = dapo_filter(batch.correct)
@@ -230,19 +231,18 @@ def collect(
     means["groups/sampled"] = len(metrics) * config.prompts
     if not kept:
         return None, means, text
-    step = join(kept, policy.pad_id)
-    wanted = torch.arange(len(step.rewards), device=policy.device) < config.prompts
+    step = join(kept, sampler.policy.pad_id)
+    wanted = torch.arange(len(step.rewards), device=step.rewards.device) < config.prompts
     return step.take(wanted), means, text
 
 
 def sample_and_score(
-    policy: Policy, task: Spelling, words: list[str], config: Config, generator: torch.Generator
+    sampler: Sampler, task: Spelling, words: list[str], config: Config, generator: torch.Generator
 ) -> tuple[StepBatch, dict[str, float], str]:
     """`group` responses to each word's prompt, scored; what they say as numbers; one as text."""
-    entries = [task.entry(word) for word in words]
+    policy, entries = sampler.policy, [task.entry(word) for word in words]
     prompts = pad_prompts([policy.prompt(task.question(e)) for e in entries], policy)
-    responses = sample(
-        policy,
+    responses = sampler.sample(
         prompts,
         group=config.group,
         max_new_tokens=config.max_new_tokens,

@@ -7,6 +7,7 @@ import torch
 
 from llm_trainer.config import ConfigError, RunError, build
 from llm_trainer.models import load_policy
+from llm_trainer.rollout import OwnSampler
 from llm_trainer.step import InvariantError, Learner, NonFiniteError, response_logits
 from llm_trainer.task import WordStream
 from llm_trainer.train import collect
@@ -30,7 +31,7 @@ def samples(learner, spelling, seed=0):
     """One batch straight from the sampler."""
     stream = WordStream(spelling.train, seed)
     generator = torch.Generator().manual_seed(seed)
-    return collect(learner.policy, spelling, stream, learner, generator)[0]
+    return collect(OwnSampler(learner.policy), spelling, stream, learner, generator)[0]
 
 
 def gradient(learner, batch):
