@@ -13,8 +13,11 @@ import inspect
 import os
 import re
 import socket
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
 import torch
@@ -24,6 +27,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 from transformers.utils import logging as transformers_logging
 
 from llm_trainer.config import Config, ConfigError, first_line, require
+
+if TYPE_CHECKING:  # peft takes half a second to import; only runs with adapters need it
+    from peft import PeftModel
 
 
 @dataclass
@@ -36,6 +42,8 @@ class Policy:
     pad_id: int  # fills the rest of a row; may equal end_id, no mask depends on it
     device: torch.device
     dtype: torch.dtype  # arithmetic of the forward pass
+    adapters: "PeftModel | None" = None  # LoRA inside `model`, whose own weights are frozen
+    adapters_off: bool = False  # true for a reference
 
     def prompt(self, question: str) -> list[int]:
         """Token ids of a conversation with one user turn, up to where the answer begins.
@@ -77,31 +85,120 @@ class Policy:
         tokens, positions : (rows, time); attention : (rows, past + time), 1 on real tokens
         returns : (rows, keep or time, vocabulary)
         """
-        if cache is not None:
-            # transformers 5.24 calls the argument `cache`; before, it was `past_key_values`.
-            name = "cache" if "cache" in self._arguments else "past_key_values"
-            kwargs = {name: cache, "use_cache": True}
-        else:
-            kwargs = {"use_cache": False}
-        with torch.autocast(
-            self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32
-        ):
+        with self._arithmetic():
             out = self.model(
                 input_ids=tokens,
                 attention_mask=attention,
                 position_ids=positions,
                 logits_to_keep=keep,
-                **kwargs,
+                **self._cached(cache),
             )
         return out.logits.float()
 
+    def hidden(
+        self,
+        tokens: Tensor,
+        attention: Tensor,
+        positions: Tensor,
+        *,
+        cache: DynamicCache | None = None,
+    ) -> Tensor:
+        """The last hidden states: what the head turns into logits.
+
+        tokens, positions : (rows, time); attention : (rows, past + time), 1 on real tokens
+        returns : (rows, time, width)
+        """
+        with self._arithmetic():
+            return self.body(
+                input_ids=tokens,
+                attention_mask=attention,
+                position_ids=positions,
+                **self._cached(cache),
+            ).last_hidden_state
+
+    @property
+    def causal(self) -> nn.Module:
+        """The language model itself, without the wrapper that holds its adapters."""
+        inner = getattr(self.model, "get_base_model", None)
+        return inner() if inner else self.model
+
+    @property
+    def body(self) -> nn.Module:
+        """The network below the head."""
+        return self.causal.base_model
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(vocabulary, width); the embeddings' own weight where the two are tied."""
+        return self.causal.get_output_embeddings().weight
+
+    @property
+    def head_bias(self) -> Tensor | None:
+        """(vocabulary,), or None"""
+        return self.causal.get_output_embeddings().bias
+
+    @contextmanager
+    def _arithmetic(self) -> Iterator[None]:
+        """What every pass runs under: bfloat16 if wanted, and a reference without its adapters."""
+        mixed = self.dtype != torch.float32
+        adapted = self.adapters.disable_adapter() if self.adapters_off else nullcontext()
+        with adapted, torch.autocast(self.device.type, dtype=self.dtype, enabled=mixed):
+            yield
+
+    def _cached(self, cache: DynamicCache | None) -> dict:
+        if cache is None:
+            return {"use_cache": False}
+        # transformers 5.24 calls the argument `cache`; before, it was `past_key_values`.
+        name = "cache" if "cache" in self._arguments else "past_key_values"
+        return {name: cache, "use_cache": True}
+
     def __post_init__(self) -> None:
-        self._arguments = inspect.signature(self.model.forward).parameters
+        self._arguments = inspect.signature(self.causal.forward).parameters
+
+    def trainable(self) -> list[nn.Parameter]:
+        """The weights that learn: all, or the adapters."""
+        return [weight for weight in self.model.parameters() if weight.requires_grad]
+
+    def reference(self) -> "Policy":
+        """The policy that the KL term compares with; call it before anything is learned.
+
+        A frozen copy; with adapters the same network, run with them switched off.
+        """
+        return replace(self, adapters_off=True) if self.adapters else self.frozen_copy()
 
     def frozen_copy(self) -> "Policy":
-        """The same policy, never trained again: the reference of the KL term."""
+        """The same policy in memory of its own, never trained again."""
         model = copy.deepcopy(self.model).requires_grad_(False).eval()
         return Policy(model, self.tokenizer, self.end_id, self.pad_id, self.device, self.dtype)
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint needs to bring these weights back: all of them, or the adapters."""
+        if self.adapters is None:
+            return self.model.state_dict()
+        return {n: w.detach() for n, w in self.model.named_parameters() if w.requires_grad}
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state` gave."""
+        for name, weight in self.state().items():
+            weight.copy_(state[name])
+
+    def weights(self) -> dict[str, Tensor]:
+        """All weights under the names of an ordinary model, adapters merged in."""
+        if self.adapters is None:
+            return self.model.state_dict()
+        from llm_trainer.lora import merged_weights
+
+        return merged_weights(self.model)
+
+    def save(self, folder: Path) -> None:
+        """Model and tokenizer as ordinary Hugging Face files; adapters alone in `adapter/` too."""
+        self.model.save_pretrained(folder, state_dict=self.weights())
+        self.tokenizer.save_pretrained(folder)
+        if self.adapters:
+            from llm_trainer.lora import save_adapters
+
+            save_adapters(self.adapters, folder)
 
 
 def load_policy(config: Config, folder: str | Path | None = None) -> Policy:

@@ -11,17 +11,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from einops import repeat
 from torch import Tensor
 from torch.nn import functional as F
 
 from llm_trainer.batch import StepBatch
 from llm_trainer.config import Config, ConfigError, RunError
 from llm_trainer.models import Policy
-from llm_trainer.rollout import Prompts
+from llm_trainer.scoring import Scores, score
 from policy_gradients.algorithms import Algorithm, Batch
 from policy_gradients.kl import k3
-from policy_gradients.logprobs import token_log_probs
 
 NO_SIGNAL = 1e-6  # an advantage this small is rounding: the group's rewards were all the same
 # What the invariants allow, by the arithmetic of the forward pass. ratio: largest |ρ − 1| at the
@@ -94,37 +92,6 @@ def no_surrogate(logp: Tensor) -> Tensor:
     return torch.zeros_like(logp)
 
 
-def response_logits(
-    policy: Policy, prompts: Prompts, tokens: Tensor, mask: Tensor, *, group: int, shared: bool
-) -> Tensor:
-    """Logits that predict each response token, with gradient (Lecture 12).
-
-    shared: each prompt runs once and its attention cache serves the whole group. The result is
-    the plain one up to rounding; the saving is (G − 1)/G of the prompt's work.
-
-    prompts (P, prompt_time); tokens, mask (P·G, time) → (P·G, time, vocabulary)
-    """
-    lengths = repeat(prompts.lengths, "p -> (p g) 1", g=group)
-    attention = repeat(prompts.attention, "p t -> (p g) t", g=group)
-    # Padding is attended by nobody who matters: real tokens only look back.
-    attention = torch.cat([attention, mask.to(attention.dtype)], 1)[:, :-1]
-    inputs = tokens[:, :-1]  # the last token predicts nothing
-    positions = lengths + torch.arange(inputs.shape[1], device=tokens.device)
-    if shared:
-        cache = policy.new_cache()
-        first = policy.forward(
-            prompts.tokens, prompts.attention, prompts.positions, cache=cache, keep=1
-        )  # (P, 1, vocabulary): predicts every response's first token
-        first = repeat(first, "p 1 v -> (p g) 1 v", g=group)
-        if inputs.shape[1] == 0:
-            return first
-        cache.batch_repeat_interleave(group)
-        return torch.cat([first, policy.forward(inputs, attention, positions, cache=cache)], 1)
-    whole = torch.cat([repeat(prompts.tokens, "p t -> (p g) t", g=group), inputs], 1)
-    positions = torch.cat([repeat(prompts.positions, "p t -> (p g) t", g=group), positions], 1)
-    return policy.forward(whole, attention, positions, keep=tokens.shape[1])
-
-
 class Learner:
     """A policy with its optimiser, its reference if a KL term needs one, and its loss."""
 
@@ -156,15 +123,21 @@ class Learner:
 
     def log_probs(self, policy: Policy, batch: StepBatch) -> Tensor:
         """(batch, time) nats, at the temperature the tokens were sampled with."""
-        logits = response_logits(
+        return self.score(policy, batch).logp
+
+    def score(self, policy: Policy, batch: StepBatch, **also: bool) -> Scores:
+        """also: entropy=True, states=True"""
+        return score(
             policy,
             batch.prompts,
             batch.tokens,
             batch.mask,
             group=batch.group,
+            temperature=self.config.temperature,
             shared=self.config.shared_prefix,
+            chunk=self.config.logprob_chunk,
+            **also,
         )
-        return token_log_probs(logits, batch.tokens, temperature=self.config.temperature)
 
     @torch.no_grad()
     def frozen_log_probs(self, policy: Policy, batch: StepBatch) -> Tensor:

@@ -9,8 +9,8 @@ from llm_trainer import evaluate as evaluate_module
 from llm_trainer.batch import StepBatch
 from llm_trainer.config import RunError
 from llm_trainer.rollout import Prompts, Responses, pad_prompts, sample
-from llm_trainer.step import response_logits
-from policy_gradients.logprobs import response_mask, token_log_probs
+from llm_trainer.scoring import score
+from policy_gradients.logprobs import response_mask
 
 WORDS = ["cat", "Paisley", "stone", "ab" * 2]
 
@@ -35,10 +35,17 @@ def draw(policy, prompts, *, group=4, temperature=1.0, seed=0, time=12):
 
 def scored(policy, prompts, responses, *, group, temperature, shared=True):
     with torch.no_grad():
-        logits = response_logits(
-            policy, prompts, responses.tokens, responses.mask, group=group, shared=shared
+        scores = score(
+            policy,
+            prompts,
+            responses.tokens,
+            responses.mask,
+            group=group,
+            temperature=temperature,
+            shared=shared,
+            chunk=1024,
         )
-    return token_log_probs(logits, responses.tokens, temperature=temperature)
+    return scores.logp
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
