@@ -2,7 +2,7 @@
 
 `run.yaml` is the configuration, `metrics.jsonl` the log, `checkpoint.pt` everything `--resume`
 needs; `steps/` holds the records of single steps; at the end the model and tokenizer lie beside
-them as ordinary Hugging Face files.
+them as ordinary Hugging Face files, and LoRA's adapters, which are merged in them, in `adapter/`.
 `written.txt` names every file that the run wrote. Nothing else is ever replaced or deleted.
 """
 
@@ -26,7 +26,7 @@ from llm_trainer.task import Spelling
 
 RUN, STATE, WRITTEN, BUILDING = "run.yaml", "checkpoint.pt", "written.txt", ".building"
 OWN = [RUN, STATE, LOG, WRITTEN, BUILDING, *(f"{name}.tmp" for name in (RUN, STATE, WRITTEN))]
-RECORDS = [PATTERN, f"{PATTERN}.tmp"]
+INSIDE = [PATTERN, f"{PATTERN}.tmp", "adapter/adapter_*"]  # step records; LoRA's matrices
 # What save_pretrained of models and tokenizers may write; a folder that holds one is no free place.
 MODEL_FILES = (
     "config.json", "generation_config.json", "model*.safetensors*", "tokenizer.*",
@@ -35,7 +35,7 @@ MODEL_FILES = (
 )  # fmt: skip
 SPLIT = ("min_letters", "max_letters", "held_out")  # fields that say which words are held out
 # Fields that may change when a run is resumed; any other would make it another run.
-MAY_CHANGE = {"steps", "eval_every", "save_every", "output_dir", "threads", "record_steps"}
+MAY_CHANGE = {"steps", "eval_every", "save_every", "output_dir", "threads", "record_steps", "track"}
 
 
 def check_folder(config: Config, *, resume: bool, overwrite: bool) -> Path:
@@ -63,7 +63,7 @@ def check_folder(config: Config, *, resume: bool, overwrite: bool) -> Path:
         )
     holds = {
         path.relative_to(folder).as_posix()
-        for pattern in (*OWN, *MODEL_FILES, *RECORDS)
+        for pattern in (*OWN, *MODEL_FILES, *INSIDE)
         for path in folder.glob(pattern)
     }
     foreign = ", ".join(sorted(holds - written(folder)))
@@ -84,12 +84,12 @@ def written(folder: Path) -> set[str]:
     """Names of the files that runs in this folder wrote."""
     path = folder / WRITTEN
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return {line for line in lines if line and (Path(line).name == line or is_record(line))}
+    return {line for line in lines if line and (Path(line).name == line or is_inside(line))}
 
 
-def is_record(name: str) -> bool:
-    """Whether this names a step record; any other path with a folder in it is not the run's."""
-    return any(fnmatchcase(name, pattern) for pattern in RECORDS) and name.count("/") == 1
+def is_inside(name: str) -> bool:
+    """Whether this names a file in one of the run's folders; no other path with a folder is."""
+    return any(fnmatchcase(name, pattern) for pattern in INSIDE) and name.count("/") == 1
 
 
 def start_folder(folder: Path, config: Config, loss: str, *, overwrite: bool) -> None:
@@ -101,8 +101,9 @@ def start_folder(folder: Path, config: Config, loss: str, *, overwrite: bool) ->
     for name in written(folder) - {WRITTEN} if overwrite else ():
         path = folder / name
         shutil.rmtree(path) if name == BUILDING and path.is_dir() else path.unlink(missing_ok=True)
-    if overwrite and (folder / FOLDER).is_dir() and not any((folder / FOLDER).iterdir()):
-        (folder / FOLDER).rmdir()
+    for inside in {folder / Path(pattern).parent for pattern in INSIDE} if overwrite else ():
+        if inside.is_dir() and not any(inside.iterdir()):
+            inside.rmdir()
     record(folder, OWN)
     settings = f"# loss: {loss}\n{yaml.safe_dump(config.model_dump(), sort_keys=False)}"
     write_atomically(folder / RUN, lambda path: path.write_text(settings, encoding="utf-8"))
@@ -168,11 +169,14 @@ def save_model(policy: Policy, folder: Path) -> None:
     shutil.rmtree(building, ignore_errors=True)  # left by a crash of this run
     try:
         with writing(folder):
-            policy.model.save_pretrained(building)
-            policy.tokenizer.save_pretrained(building)
-        record(folder, [path.name for path in building.iterdir()])
-        for path in building.iterdir():
-            os.replace(path, folder / path.name)
+            building.mkdir()
+            policy.save(building)
+        files = [path for path in building.rglob("*") if path.is_file()]
+        names = [path.relative_to(building).as_posix() for path in files]
+        record(folder, names)
+        for path, name in zip(files, names, strict=True):
+            (folder / name).parent.mkdir(exist_ok=True)
+            replace(path, folder / name)
     finally:
         shutil.rmtree(building, ignore_errors=True)
 
@@ -187,13 +191,28 @@ def save_record(step: Record, folder: Path) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write beside the file, flush, replace: a crash leaves the old file or the new one."""
+    """Write beside the file, then replace it: a crash leaves the old file or the new one."""
     beside = path.with_name(path.name + ".tmp")
     try:
         with writing(path):
             write(beside)
-            with open(beside, "rb+") as file:
-                os.fsync(file.fileno())
-            os.replace(beside, path)
+            replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def replace(new: Path, old: Path) -> None:
+    """`new` takes the place of `old`, also if the power fails: content first, then the name."""
+    flush(new, os.O_RDWR)
+    os.replace(new, old)
+    if os.name != "nt":  # Windows has no handle on a folder
+        flush(old.parent, os.O_RDONLY)
+
+
+def flush(path: Path, mode: int) -> None:
+    """Onto the disk."""
+    handle = os.open(path, mode)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

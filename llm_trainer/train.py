@@ -15,6 +15,7 @@ Left out: critics, adapters, several devices, several minibatches per batch of s
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from llm_trainer.checkpoint import (
 )
 from llm_trainer.config import Config, RunError
 from llm_trainer.evaluate import evaluate
-from llm_trainer.log import Console, Log
+from llm_trainer.log import Console, Log, Sample, check_tracker, make_tracker, pick_samples
 from llm_trainer.models import load_policy
 from llm_trainer.record import Recorder
 from llm_trainer.rollout import Sampler, make_sampler, pad_prompts
@@ -87,6 +88,7 @@ def train(
 
     Raises ConfigError (before anything is written), InvariantError, NonFiniteError, NoSignalError.
     """
+    check_tracker(config)
     folder = check_folder(config, resume=resume, overwrite=overwrite)
     name = loss_name(loss, config.algorithm)
     state = load_state(folder, name) if resume else None
@@ -101,15 +103,16 @@ def train(
     # Everything that could be refused has been; from here on files change.
     start_folder(folder, config, name, overwrite=overwrite)
     done = {"step": 0, "idle": 0, "cpu_seconds": 0.0, "log_bytes": 0}  # what the loop counts
+    done["run_id"] = uuid.uuid4().hex  # by which a tracker knows the run again
     if state:
-        policy.model.load_state_dict(state["model"])
+        policy.load_state(state["model"])
         learner.optimizer.load_state_dict(state["optimizer"])
         learner.updates, stream.position = state["updates"], state["position"]
         generator.set_state(state["generator"])
-        done = state["done"]
+        done |= state["done"]
     log = Log(folder, size=done["log_bytes"])
-    title = f"{name if loss else config.algorithm} on {config.model}:"
-    console = Console(title, config.steps, done["step"], quiet=quiet)
+    title = f"{name if loss else config.algorithm} on {config.model}"
+    console = Console(title, config.steps, log.history, quiet=quiet)
     if resume and state is None:
         console.say("no checkpoint yet: this run starts at step 0")
     cpu_offset = done["cpu_seconds"] - time.process_time()
@@ -122,7 +125,7 @@ def train(
         done["cpu_seconds"], done["log_bytes"] = cpu_offset + time.process_time(), log.sync()
         values = {
             "loss": name,
-            "model": policy.model.state_dict(),
+            "model": policy.state(),
             "optimizer": learner.optimizer.state_dict(),
             "updates": learner.updates,
             "position": stream.position,
@@ -132,9 +135,10 @@ def train(
         write_atomically(folder / STATE, lambda path: torch.save(values, path))
 
     try:
+        log.tracker = make_tracker(config, done["run_id"], len(log.history))
         if not log.history:
             log.write({"step": 0, **held_out()})
-            console.step(log.history[-1], "")
+            console.step(log.history[-1])
             save()
         with stop_requested() as stop:
             while done["step"] < config.steps and not stop.is_set():
@@ -142,7 +146,9 @@ def train(
                 step = done["step"] + 1
                 recorder = Recorder(learner, step, name) if step in config.record_steps else None
                 sampler.sync()
-                batch, metrics, text = collect(sampler, task, stream, learner, generator, recorder)
+                batch, metrics, samples = collect(
+                    sampler, task, stream, learner, generator, recorder
+                )
                 updated = learn(learner, batch, recorder)
                 if recorder:
                     save_record(recorder.record(), folder)
@@ -158,7 +164,7 @@ def train(
                     "time/cpu_seconds": cpu_offset + time.process_time(),
                 }
                 log.write(metrics)
-                console.step(metrics, text)
+                console.step(metrics, samples)
                 done["step"] = step
                 if step % config.save_every == 0:
                     save()
@@ -207,8 +213,8 @@ def collect(
     learner: Learner,
     generator: torch.Generator,
     recorder: Recorder | None = None,
-) -> tuple[StepBatch | None, dict[str, float], str]:
-    """(what to train on or None, metrics of everything sampled, one sample as text).
+) -> tuple[StepBatch | None, dict[str, float], list[Sample]]:
+    """(what to train on or None, metrics of everything sampled, a few samples to look at).
 
     Under dynamic sampling (DAPO) groups that are all right or all wrong are replaced by newly
     sampled ones, for at most `resample_limit` rounds; then the step makes do with what it has.
@@ -217,7 +223,7 @@ def collect(
     rounds = config.resample_limit if learner.row.dynamic_sampling else 1
     while len(metrics) < rounds and sum(len(b.rewards) for b in kept) < config.prompts:
         words = stream.take(config.prompts)
-        batch, numbers, text = sample_and_score(sampler, task, words, config, generator)
+        batch, numbers, samples = sample_and_score(sampler, task, words, config, generator)
         metrics.append(numbers)
         if learner.row.dynamic_sampling:
             keep = dapo_filter(batch.correct)
@@ -230,16 +236,16 @@ def collect(
     means["tokens"] = sum(m["tokens"] for m in metrics)
     means["groups/sampled"] = len(metrics) * config.prompts
     if not kept:
-        return None, means, text
+        return None, means, samples
     step = join(kept, sampler.policy.pad_id)
     wanted = torch.arange(len(step.rewards), device=step.rewards.device) < config.prompts
-    return step.take(wanted), means, text
+    return step.take(wanted), means, samples
 
 
 def sample_and_score(
     sampler: Sampler, task: Spelling, words: list[str], config: Config, generator: torch.Generator
-) -> tuple[StepBatch, dict[str, float], str]:
-    """`group` responses to each word's prompt, scored; what they say as numbers; one as text."""
+) -> tuple[StepBatch, dict[str, float], list[Sample]]:
+    """`group` responses to each word's prompt, scored; what they say as numbers; a few."""
     policy, entries = sampler.policy, [task.entry(word) for word in words]
     prompts = pad_prompts([policy.prompt(task.question(e)) for e in entries], policy)
     responses = sampler.sample(
@@ -284,7 +290,8 @@ def sample_and_score(
         correctness=correctness,
         format=formatted,
     )
-    return batch, metrics, f"{words[0]} → {texts[0]!r} (reward {rewards[0, 0]:.2f})"
+    names = [str(e["metadata"].get("word", e["question"])) for e in entries]
+    return batch, metrics, pick_samples(names, texts, rewards.tolist())
 
 
 def learn(

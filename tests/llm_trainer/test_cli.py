@@ -8,7 +8,6 @@ import pytest
 
 from llm_trainer.__main__ import main
 from llm_trainer.config import CONFIGS, Config, ConfigError, Section, load
-from llm_trainer.log import Console
 from llm_trainer.train import train
 
 
@@ -191,15 +190,3 @@ def test_every_field_says_what_it_is(capsys):
     listed = capsys.readouterr().out
     assert "warmstart.right_share" in listed
     assert "[per update] allowed: above 0" in listed
-
-
-def test_the_console_prints_no_zero_for_what_was_not_measured(capsys):
-    shown = Console("a run:", 10, 0, quiet=False)
-    measured = {"reward/mean": 0.5, "reward/correctness": 0.5, "reward/format": 1.0}
-    measured |= {"reward/exact": 0.2, "groups/contrast": 0.5, "groups/trained": 0}
-    measured |= {"entropy": 0.1, "length/mean": 7.0, "length/truncated": 0.0}
-    text = "\n".join(shown._lines({"step": 1, **measured}, ""))
-    assert "entropy 0.100" in text
-    assert not any(name in text for name in ("KL ref", "KL old", "clip", "gradient"))
-    text = "\n".join(shown._lines({"step": 1, **measured, "kl/ref": 0.03}, ""))
-    assert "KL ref 0.0300" in text
