@@ -3,9 +3,10 @@
 Everything the trainer needs from a model goes through `Policy`: text in and out, the chat format,
 the end token, and `forward`, the only place that calls the network. Weights and optimiser are
 float32 always: bfloat16 has 8 bits of mantissa, and an update of 5e-6 to a weight near 1 is lost.
-With `dtype: bfloat16` only the arithmetic of the forward pass runs in bfloat16 (autocast).
+With `dtype: bfloat16` only the arithmetic of the forward pass runs in bfloat16 (autocast); beside
+LoRA adapters, which are float32, the frozen weights themselves are bfloat16.
 
-Left out: adapters (LoRA), critics, several devices.
+Left out: critics, several devices, images.
 """
 
 import copy
@@ -16,6 +17,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
@@ -117,25 +119,55 @@ class Policy:
             ).last_hidden_state
 
     @property
-    def causal(self) -> nn.Module:
-        """The language model itself, without the wrapper that holds its adapters."""
-        inner = getattr(self.model, "get_base_model", None)
-        return inner() if inner else self.model
-
-    @property
     def body(self) -> nn.Module:
         """The network below the head."""
-        return self.causal.base_model
+        return self.model.base_model
 
     @property
     def head_weight(self) -> Tensor:
         """(vocabulary, width); the embeddings' own weight where the two are tied."""
-        return self.causal.get_output_embeddings().weight
+        return self.model.get_output_embeddings().weight
 
     @property
     def head_bias(self) -> Tensor | None:
         """(vocabulary,), or None"""
-        return self.causal.get_output_embeddings().bias
+        return self.model.get_output_embeddings().bias
+
+    @cached_property
+    def head_is_plain(self) -> bool:
+        """Whether logits are W·states + b and nothing else: no cap, no scale, no adapter.
+
+        Asked of the model itself: its head is made to return 100 times what it is given, and that
+        has to come out as the logits.
+        """
+        head, states = self.model.get_output_embeddings(), []
+        if type(head) is not nn.Linear:
+            return False
+        hooks = [
+            self.body.register_forward_hook(lambda *call: states.append(call[2].last_hidden_state)),
+            head.register_forward_hook(lambda module, inputs, logits: 100 * inputs[0]),
+        ]
+        with torch.no_grad(), removed(hooks):
+            logits = self.model(input_ids=self._any_token(), use_cache=False).logits
+        return len(states) == 1 and torch.equal(logits, 100 * states[0])
+
+    def logits(self, states: Tensor) -> Tensor:
+        """What the model makes of given last hidden states, by its own code, whatever that does.
+
+        The body runs on one token, for nothing: a hook puts `states` in place of its result.
+
+        states (rows, width) → (rows, vocabulary)
+        """
+
+        def put(module, inputs, result):
+            result.last_hidden_state = states[None]
+            return result
+
+        with self._arithmetic(), removed([self.body.register_forward_hook(put)]):
+            return self.model(input_ids=self._any_token(), use_cache=False).logits[0].float()
+
+    def _any_token(self) -> Tensor:  # (1, 1)
+        return torch.full((1, 1), self.end_id, device=self.device)
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
@@ -153,7 +185,17 @@ class Policy:
         return {name: cache, "use_cache": True}
 
     def __post_init__(self) -> None:
-        self._arguments = inspect.signature(self.causal.forward).parameters
+        self._arguments = inspect.signature(self.model.forward).parameters
+
+    def recompute(self, on: bool) -> None:
+        """Switch gradient checkpointing on for a training pass (if the model was loaded with it).
+
+        transformers asks each layer whether it is training. `model.train()` would say so to its
+        dropout too; here only the layers that recompute hear it.
+        """
+        for module in self.model.modules():
+            if getattr(module, "gradient_checkpointing", False):
+                module.training = on
 
     def trainable(self) -> list[nn.Parameter]:
         """The weights that learn: all, or the adapters."""
@@ -201,6 +243,16 @@ class Policy:
             save_adapters(self.adapters, folder)
 
 
+@contextmanager
+def removed(hooks: list) -> Iterator[None]:
+    """The hooks are there within the block only."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
     """The policy that `config.model` names, or the one saved in `folder`.
 
@@ -217,11 +269,18 @@ def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
         f"model = {source!r}: no such folder, and not a Hugging Face name (owner/name) either; "
         "allowed: tiny, a folder with config.json, weights and tokenizer, or a name",
     )
+    only_adapters = (
+        f"model = {source!r}: this holds adapters, not a model; start from the folder of the run "
+        "that made them, where they are merged into one"
+    )
+    require(not (Path(source) / "adapter_config.json").is_file(), only_adapters)
+    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    weights = dtype if config.lora_rank else torch.float32  # frozen weights lose no updates
     transformers_logging.disable_progress_bar()
     try:
         local = {"local_files_only": is_folder or not hub_is_reachable()}
         tokenizer = AutoTokenizer.from_pretrained(source, **local)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **local)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=weights, **local)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(
             f"model = {source!r}: this folder holds no loadable model ({first_line(error)})"
@@ -241,19 +300,28 @@ def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
         len(tokenizer) <= rows,
         f"model = {source!r}: its tokenizer has {len(tokenizer)} tokens, the network only {rows}",
     )
+    require(not getattr(model, "_hf_peft_config_loaded", False), only_adapters)
     end_id = tokenizer.eos_token_id
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end_id
-    if config.gradient_checkpointing:
-        # The name changes with transformers 6.
-        enable = getattr(model, "activation_checkpointing_enable", None)
-        (enable or model.gradient_checkpointing_enable)()
-    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     # eval() switches dropout off: with it the ratio would differ from 1 at unchanged weights.
     policy = Policy(model.to(device).eval(), tokenizer, end_id, pad_id, device, dtype)
     try:
         policy.prompt("test")
     except Exception as error:  # a template is a program of the model's own
         raise ConfigError(f"model = {source!r}: its chat template fails: {error}") from None
+    try:
+        if config.gradient_checkpointing:
+            # The name changes with transformers 6.
+            enable = getattr(model, "activation_checkpointing_enable", None)
+            (enable or model.gradient_checkpointing_enable)()
+        if config.lora_rank:
+            from llm_trainer.lora import add_adapters
+
+            policy.adapters = add_adapters(
+                model, rank=config.lora_rank, alpha=config.lora_alpha, seed=config.seed
+            )
+    except ValueError as error:
+        raise ConfigError(f"model = {source!r}: {first_line(error)}") from None
     return policy
 
 

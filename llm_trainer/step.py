@@ -105,9 +105,9 @@ class Learner:
         kl_in_loss = self.row.kl == "loss" and self.row.kl_coefficient > 0
         only_kl = replace(self.row, surrogate=no_surrogate, knobs={})
         self.kl_loss = only_kl.loss if kl_in_loss else None
-        self.reference = policy.frozen_copy() if self.row.needs_reference else None
+        self.reference = policy.reference() if self.row.needs_reference else None
         self.optimizer = torch.optim.AdamW(
-            policy.model.parameters(),
+            policy.trainable(),
             lr=config.lr,
             betas=(0.9, 0.99),
             weight_decay=config.weight_decay,
@@ -226,14 +226,14 @@ class Learner:
         """
         self.optimizer.zero_grad()
         pieces, total = [], 0.0
-        self.policy.model.train(self.config.gradient_checkpointing)
+        self.policy.recompute(self.config.gradient_checkpointing)
         for piece in batch.micro_batches(self.config.micro_batch):
             logp = self.log_probs(self.policy, piece)
             loss, gradient = self.backward(self.loss_inputs(piece, logp), logp)
             total += loss
             pieces.append((piece, logp.detach(), gradient))
-        self.policy.model.eval()
-        parameters = self.policy.model.parameters()
+        self.policy.recompute(False)
+        parameters = self.policy.trainable()
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
         if not torch.isfinite(norm):
             raise NonFiniteError(f"the gradient's norm is {norm.item()}")
