@@ -147,9 +147,9 @@ class Policy:
             self.body.register_forward_hook(lambda *call: states.append(call[2].last_hidden_state)),
             head.register_forward_hook(lambda module, inputs, logits: 100 * inputs[0]),
         ]
-        with torch.no_grad(), removed(hooks):
+        with torch.no_grad(), self._arithmetic(), removed(hooks):
             logits = self.model(input_ids=self._any_token(), use_cache=False).logits
-        return len(states) == 1 and torch.equal(logits, 100 * states[0])
+        return len(states) == 1 and torch.equal(logits.float(), (100 * states[0]).float())
 
     def logits(self, states: Tensor) -> Tensor:
         """What the model makes of given last hidden states, by its own code, whatever that does.

@@ -1,15 +1,23 @@
-"""Log-probabilities of given responses, with gradient (Lecture 12).
+"""Log-probabilities of given responses, with gradient, and never all logits at once (Lecture 12).
 
-The network below the head runs once over each response, and once over each prompt if the prompt
-is shared. Only the states that predict a response token reach the head.
+A float32 logit for every word of Qwen3's vocabulary, at each of 4 × 512 tokens, takes 1.2 GB, and
+backpropagating through log_softmax takes that several times over. What is wanted is one number a
+token. So the network below the head runs once, the states that predict a response token are picked
+out (padding and prompts never reach the head), and the head runs on `chunk` of them at a time. Only
+one chunk of logits is alive; backward computes each chunk again.
+
+All weights are used between the entry and the exit of `score`. A wrapper that gathers weights or
+synchronises gradients around one forward call (DDP, FSDP) wraps `ScoringModel`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from einops import repeat
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from llm_trainer.models import Policy
 from llm_trainer.rollout import Prompts
@@ -19,11 +27,11 @@ from policy_gradients.logprobs import token_log_probs
 
 @dataclass(frozen=True)
 class Scores:
-    """What the policy says of given responses; 0 on padding, except in `states`."""
+    """What a policy says of given responses."""
 
-    logp: Tensor  # (batch, time) nats, at the sampling temperature
-    entropy: Tensor | None  # (batch, time) nats, with gradient, if asked for
-    states: Tensor | None  # (batch, time, width), if asked for: what predicts each token
+    logp: Tensor  # (batch, time) nats, at the sampling temperature; 0 on padding
+    entropy: Tensor | None  # (batch, time) nats, with gradient; 0 on padding; if asked for
+    states: Tensor | None  # (batch, time, width): what predicts each token; if asked for
 
 
 def score(
@@ -39,17 +47,43 @@ def score(
     entropy: bool = False,
     states: bool = False,
 ) -> Scores:
-    """Log-probabilities of `tokens` under the policy.
+    """log π(y_t | s_t) = z_t[y_t] − log Σ_v exp z_t[v],  z = logits / temperature  [MAP-1]
 
-    prompts (P, prompt_time); tokens, mask (P·G, time), G = group
+    H_t = −Σ_v π(v) log π(v) where asked for  [MAP-2]. Equal to `token_log_probs` and `entropy` of
+    the model's logits up to rounding, in value and gradient; a second derivative raises
+    RuntimeError.
+
+    Args:
+        prompts, tokens, mask: (P, prompt_time); (P·G, time); true on response tokens, (P·G, time).
+        group: G, responses per prompt; those to one prompt are neighbours.
+        shared: run each prompt once for its group.
+        chunk: tokens whose logits are held at once.
     """
     before = response_states(policy, prompts, tokens, mask, group=group, shared=shared)
-    with torch.autocast(policy.device.type, policy.dtype, policy.dtype != torch.float32):
-        logits = F.linear(before, policy.head_weight, policy.head_bias)
-    logits = logits.float()
-    logp = token_log_probs(logits, tokens, temperature=temperature).where(mask, 0.0)
-    h = entropy_of(logits, temperature=temperature).where(mask, 0.0) if entropy else None
-    return Scores(logp, h, before if states else None)
+    rows = mask.flatten().nonzero().squeeze(1)  # (tokens,): where something is to be scored
+    picked, said = before.flatten(0, 1).index_select(0, rows), tokens.flatten()[rows]
+    if policy.head_is_plain:
+        picked, weight, bias = picked.to(policy.dtype), policy.head_weight, policy.head_bias
+        values = HeadLogProbs.apply(picked, weight, bias, said, temperature, chunk, entropy)
+    else:
+        values = own_head_log_probs(policy, picked, said, temperature, chunk, entropy)
+
+    def in_place(value: Tensor) -> Tensor:  # (tokens,) → (batch, time)
+        return value.new_zeros(mask.numel()).index_copy(0, rows, value).view(mask.shape)
+
+    logp, h = values
+    return Scores(in_place(logp), in_place(h) if entropy else None, before if states else None)
+
+
+class ScoringModel(nn.Module):
+    """`score` as the forward of one module, for wrappers that act around a forward call."""
+
+    def __init__(self, policy: Policy):
+        super().__init__()
+        self.policy, self.model = policy, policy.model
+
+    def forward(self, *args, **kwargs) -> Scores:
+        return score(self.policy, *args, **kwargs)
 
 
 def response_states(
@@ -79,3 +113,109 @@ def response_states(
     whole = torch.cat([repeat(prompts.tokens, "p t -> (p g) t", g=group), inputs], 1)
     positions = torch.cat([repeat(prompts.positions, "p t -> (p g) t", g=group), positions], 1)
     return policy.hidden(whole, attention, positions)[:, -tokens.shape[1] :]
+
+
+class HeadLogProbs(torch.autograd.Function):
+    """(log π of each token, its entropy or None) of a linear head, chunk by chunk.
+
+    apply(states (tokens, width), weight (vocabulary, width), bias (vocabulary,) or None,
+    tokens (tokens,), temperature, chunk, entropy: bool) → (tokens,), (tokens,) or None
+
+    The head multiplies in the dtype of `states`; everything after it, and the sum over chunks of
+    the weight's gradient, is at least float32. With g and h the gradients that arrive,
+
+        ∂/∂z_v = g (1[v = y] − π_v) − h π_v (log π_v + H),  z = (W·states + b) / temperature
+    """
+
+    @staticmethod
+    def forward(ctx, states, weight, bias, tokens, temperature, chunk, entropy):
+        wide = torch.promote_types(states.dtype, torch.float32)
+        logp, log_total = states.new_empty(2, len(states), dtype=wide)  # (tokens,) each
+        h = torch.empty_like(logp) if entropy else None
+        for rows, z in chunks_of_logits(states, weight, bias, temperature, chunk):
+            top = z.amax(1, keepdim=True)
+            z -= top
+            chosen = z.gather(1, tokens[rows, None])
+            if entropy:
+                p = z.exp()
+                total = p.sum(1, keepdim=True)
+                h[rows] = (total.log() - p.mul_(z).sum(1, keepdim=True) / total).squeeze(1)
+            else:
+                total = z.exp_().sum(1, keepdim=True)
+            logp[rows] = (chosen - total.log()).squeeze(1)
+            log_total[rows] = (top + total.log()).squeeze(1)
+        ctx.save_for_backward(states, weight, bias, tokens, log_total, h)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        return logp, h
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, to_logp, to_entropy):
+        states, weight, bias, tokens, log_total, h = ctx.saved_tensors
+        for_states, for_weight, for_bias = ctx.needs_input_grad[:3]
+        wide = log_total.dtype
+        d_states = torch.empty_like(states) if for_states else None
+        d_weight = torch.zeros_like(weight, dtype=wide) if for_weight else None
+        d_bias = torch.zeros_like(bias, dtype=wide) if for_bias else None
+        cast = weight.to(states.dtype)
+        for rows, z in chunks_of_logits(states, weight, bias, ctx.temperature, ctx.chunk):
+            g = to_logp[rows, None] / ctx.temperature
+            z -= log_total[rows, None]  # log π
+            if h is None:
+                z.exp_().mul_(-g)
+            else:
+                p = z.exp()
+                to_h = to_entropy[rows, None] / ctx.temperature
+                z.add_(h[rows, None]).mul_(to_h).add_(g).mul_(p).neg_()
+            z.scatter_add_(1, tokens[rows, None], g)  # now z is the gradient of the logits
+            if for_bias:
+                d_bias += z.sum(0)
+            z = z.to(states.dtype)
+            if for_states:
+                torch.mm(z, cast, out=d_states[rows])
+            if for_weight and wide == states.dtype:
+                d_weight.addmm_(z.T, states[rows])
+            elif for_weight:
+                d_weight += z.T @ states[rows]
+        return d_states, d_weight, d_bias, None, None, None, None
+
+
+def chunks_of_logits(
+    states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, chunk: int
+) -> Iterator[tuple[slice, Tensor]]:
+    """Which tokens, and their logits / temperature, (at most chunk, vocabulary), to be overwritten.
+
+    The next chunk lies in the same memory: fresh memory of this size costs as much as the product.
+    """
+    weight = weight.to(states.dtype)
+    bias = None if bias is None else bias.to(states.dtype)
+    memory = states.new_empty(min(chunk, len(states)), len(weight))
+    for start in range(0, len(states), chunk):
+        rows = slice(start, min(start + chunk, len(states)))
+        z = memory[: rows.stop - start]
+        torch.mm(states[rows], weight.T, out=z)
+        if bias is not None:
+            z += bias
+        if z.dtype == torch.bfloat16:
+            z = z.float()
+        if temperature != 1:
+            z /= temperature
+        yield rows, z
+
+
+def own_head_log_probs(
+    policy: Policy, states: Tensor, tokens: Tensor, temperature: float, chunk: int, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The same as `HeadLogProbs` for a head that does more than multiply: slower, as lean."""
+
+    def values(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        logits = policy.logits(states)[None]
+        h = entropy_of(logits, temperature=temperature)[0] if entropy else None
+        return token_log_probs(logits, tokens[None], temperature=temperature)[0], h
+
+    pieces = [
+        checkpoint(values, *piece, use_reentrant=False)
+        for piece in zip(states.split(chunk), tokens.split(chunk), strict=True)
+    ]
+    logp, h = zip(*pieces, strict=True)
+    return torch.cat(logp), torch.cat(h) if entropy else None
