@@ -5,6 +5,7 @@ transformers and reasoning-gym take seconds to import, so each command does it a
 """
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -59,8 +60,13 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     one.add_argument("--overwrite", action="store_true", help="discard the run in output_dir")
     one.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    one.add_argument("--loss", metavar="FILE.py:FUNCTION", help="your own loss, for the row's")
     two = add("evaluate", run_evaluate, "held-out exact accuracy of a model or of a finished run")
     two.add_argument("folder", nargs="?", type=Path, help="a run or model folder")
+    two.add_argument("--samples", type=int, default=0, help="also sample so many per question")
+    two.add_argument("--k", type=int, nargs="+", help="pass@k for these k (1 and all samples)")
+    two.add_argument("--temperature", type=float, help="of these samples (default: the run's)")
+    two.add_argument("--top-p", type=float, default=1.0, help="of these samples (default: 1)")
     add("warmstart", run_warmstart, "build the tiny model's warm start, or show where it is")
     add("fields", run_fields, "list every field of the configuration")
     return top
@@ -72,10 +78,12 @@ def configuration(options: argparse.Namespace, default: Path | None = None) -> C
 
 def run_train(options: argparse.Namespace) -> int:
     config = configuration(options)
+    from llm_trainer.loss_file import load_loss
     from llm_trainer.train import train
 
     result = train(
         config,
+        load_loss(options.loss) if options.loss else None,
         resume=options.resume,
         overwrite=options.overwrite,
         quiet=options.quiet,
@@ -84,30 +92,69 @@ def run_train(options: argparse.Namespace) -> int:
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
+    ks = sampling(options)
     own = options.folder / "run.yaml" if options.folder else None
     config = configuration(options, own if own and own.is_file() else None)
     from llm_trainer.checkpoint import check_unseen
-    from llm_trainer.evaluate import evaluate
+    from llm_trainer.evaluate import evaluate, evaluate_samples
     from llm_trainer.models import load_policy
-    from llm_trainer.task import Spelling
+    from llm_trainer.task import load_task
     from llm_trainer.train import starting_model
 
     if options.folder:
         require(options.folder.is_dir(), f"evaluate: no folder {options.folder}")
         finished = (options.folder / "config.json").is_file() or not own.is_file()
         require(finished, f"evaluate: the run in {options.folder} has not finished: use --resume")
-    task = Spelling(config.task)
+    task = load_task(config.task)
     check_unseen(options.folder or config.model, task)
     policy = load_policy(config, options.folder or starting_model(config))
     words = task.held_out[: config.eval_words]
     result = evaluate(policy, task, words, max_new_tokens=config.max_new_tokens)
-    print(f"exact {result.exact:.1%} of {len(words)} held-out words, greedy")
+    kind = "words" if list(task.tasks) == ["spell_backward"] else "questions"
+    error = f"(standard error {result.standard_error:.1%})"
+    print(f"exact {result.exact:.1%} of {len(words)} held-out {kind}, greedy {error}")
     print(f"partial credit {result.correctness:.3f}")
+    for name, exact in result.by_task.items() if len(task.tasks) > 1 else ():
+        print(f"  {name}: {exact:.1%}")
     for letters, exact in result.by_letters.items():
         print(f"  {letters} letters: {exact:.1%}")
     for word, text, _ in [a for a in result.answers if not a[2]][:5]:
         print(f"  wrong: {word} → {text!r}")
+    if options.samples:
+        temperature = options.temperature or config.temperature
+        sampled = evaluate_samples(
+            policy,
+            task,
+            words,
+            samples=options.samples,
+            max_new_tokens=config.max_new_tokens,
+            temperature=temperature,
+            top_p=options.top_p,
+            seed=config.seed,
+        )
+        print(
+            f"{options.samples} samples each at temperature {temperature:g}, top-p "
+            f"{options.top_p:g}; standard errors over the {len(words)} {kind}"
+        )
+        for k in ks:
+            mean, error = sampled.pass_at(k)
+            print(f"pass@{k} {mean:.1%} (standard error {error:.1%})")
+            for letters, share in sampled.pass_at_by_letters(k).items():
+                print(f"  {letters} letters: {share:.1%}")
     return 0
+
+
+def sampling(options: argparse.Namespace) -> list[int]:
+    """The k of pass@k; ConfigError for options of `evaluate` that cannot work together."""
+    n, ks = options.samples, options.k or []
+    require(0 <= n <= 65536, f"--samples {n}: 1 to 65536, or leave it out")
+    require(n > 0 or not ks, "--k needs --samples, the number of responses to each question")
+    for k in ks:
+        require(1 <= k <= n, f"--k {k}: pass@{k} needs 1 to --samples {n}")
+    hot = options.temperature
+    require(hot is None or 1e-3 <= hot < math.inf, f"--temperature {hot}: 0.001 or more")
+    require(0 < options.top_p <= 1, f"--top-p {options.top_p}: above 0, to 1")
+    return sorted(set(ks or [1, n]))
 
 
 def run_warmstart(options: argparse.Namespace) -> int:

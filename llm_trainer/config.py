@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from policy_gradients.advantages import maxrl
 from policy_gradients.algorithms import ALGORITHMS, Algorithm
 from policy_gradients.kl import k1, k2, k3
 
@@ -88,10 +89,14 @@ class TaskConfig(Section):
         7, "longest word of spell_backward", "letters", "min_letters to 10", ge=3, le=10
     )
     held_out: int = knob(
-        1000, "questions (words of spell_backward) never trained on", "questions", "1 or more", ge=1
+        1000,
+        "questions of each task (words of spell_backward) to evaluate, never trained on",
+        "questions",
+        "1 or more",
+        ge=1,
     )
     instruction: str = knob(
-        "", "text put before the task, e.g. the answer format for a real model", "text", "any text"
+        "", "text put before the task; must ask a real model for answer tags", "text", "any text"
     )
 
     @model_validator(mode="after")
@@ -101,7 +106,31 @@ class TaskConfig(Section):
             f"task.max_letters = {self.max_letters}: must be at least task.min_letters = "
             f"{self.min_letters}",
         )
+        require(
+            len(self.mixture) > 0 and all(weight > 0 for weight in self.mixture.values()),
+            f"task.mixture = {self.mixture}: name one task or more, each with a weight above 0",
+        )
+        idle = self.options.keys() - self.mixture.keys()
+        require(
+            not idle,
+            f"task.options: {', '.join(sorted(idle))} is not in task.mixture, which has "
+            f"{', '.join(self.mixture)}",
+        )
+        require(
+            "spell_backward" not in self.options,
+            "task.options: spell_backward has task.min_letters and task.max_letters instead",
+        )
         return self
+
+    @field_validator("mixture", mode="before")
+    @classmethod
+    def _weights(cls, value: Any) -> Any:
+        weights = list(value.values()) if isinstance(value, dict) else []
+        require(
+            not any(isinstance(weight, bool) for weight in weights),
+            f"task.mixture = {value}: true or false is not a weight",
+        )
+        return value
 
 
 class WarmstartConfig(Section):
@@ -314,12 +343,15 @@ class Config(Section):
         placement = row.kl if self.kl_in == "row" else self.kl_in
         if self.kl_coef > 0 and placement == "none":
             placement = "loss"
+        # Only k1 has the KL's gradient in the reward, and k1 has none in the loss: there k2 has.
+        in_loss = k2 if row.kl_estimator is k1 else row.kl_estimator
+        usual = k1 if placement == "reward" else in_loss
         return replace(
             row,
             knobs={**row.knobs, **given},
             kl=placement,
             kl_coefficient=self.kl_coef,
-            kl_estimator=ESTIMATORS.get(self.kl_estimator, row.kl_estimator),
+            kl_estimator=ESTIMATORS.get(self.kl_estimator, usual),
         )
 
     @field_validator("record_steps", mode="before")
@@ -338,6 +370,63 @@ class Config(Section):
     def _home(cls, path: str) -> str:
         return os.path.expanduser(path)
 
+    @property
+    def recomputes_old(self) -> bool:
+        """Whether the learner computes the ratio's denominator instead of keeping the sampler's."""
+        differs = self.dtype == "bfloat16" or self.sampler == "vllm"
+        return self.old_logprobs == "recompute" or (self.old_logprobs == "auto" and differs)
+
+    def _not_without(self, reason: str, *names: str) -> None:
+        """Refuse these fields unless they have their defaults: they would change nothing."""
+        default = {name: type(self).model_fields[name].default for name in names}
+        idle = [f"{n} = {getattr(self, n)!r}" for n in names if getattr(self, n) != default[n]]
+        require(not idle, f"{', '.join(idle)}: without effect, as {reason}")
+
+    def _kl_makes_sense(self, row: Algorithm) -> None:
+        if self.kl_coef == 0:
+            self._not_without("kl_coef is 0", "kl_in", "kl_estimator", "kl_credit")
+            return
+        require(
+            row.kl != "loss" or row.kl_estimator is not k1,
+            "kl_estimator = 'k1': as a loss its gradient averages to zero, for any policy; use k2 "
+            "(gradient of KL(π‖π_ref) at each token's state) or k3, or kl_in = 'reward'",
+        )
+        require(
+            row.kl != "reward" or row.kl_estimator is k1,
+            f"kl_estimator = {self.kl_estimator!r}: paid as a reward, only k1 has the gradient of "
+            "the KL; k2 and k3 have next to none of it, and k3 can even drive the policy away. Use "
+            "k1, or kl_in = 'loss'",
+        )
+        if row.kl == "loss":
+            self._not_without("the KL is in the loss, where no token pays for another", "kl_credit")
+        require(
+            self.kl_credit != "token" or not row.needs_critic,
+            f"kl_credit = 'token': the critic's advantages ({self.algorithm}) add up what follows, "
+            "by GAE; use to_go, or leave it out",
+        )
+        self._never_negative(row, row.kl == "reward", "a KL in the reward")
+
+    def _critic_and_weights_make_sense(self, row: Algorithm) -> None:
+        if not row.needs_critic:
+            fields = ("critic", "critic_lr", "critic_warmup", "gamma", "lam", "whiten")
+            self._not_without(f"{self.algorithm} has no critic", *fields)
+        if self.importance == "none":
+            self._not_without("importance is 'none'", "importance_cap")
+        require(
+            self.importance == "none" or self.recomputes_old,
+            f"importance = {self.importance!r}: the weight compares the learner's log-probabilities "
+            "with the sampler's, but old_logprobs keeps only the sampler's; set it to recompute",
+        )
+        self._never_negative(row, self.overlong == "penalty", "overlong = 'penalty'")
+
+    def _never_negative(self, row: Algorithm, can_be: bool, what: str) -> None:
+        """Rows that divide by the mean reward cannot have rewards below 0."""
+        if can_be and row.advantage is maxrl:
+            raise ConfigError(
+                f"{what} makes rewards negative, and {self.algorithm} divides by their mean; use "
+                "another row"
+            )
+
     @model_validator(mode="after")
     def _possible(self) -> "Config":
         require(
@@ -350,6 +439,8 @@ class Config(Section):
             f"group = {self.group}: {self.algorithm} compares the responses to one prompt, "
             "so it needs 2 or more",
         )
+        self._kl_makes_sense(row)
+        self._critic_and_weights_make_sense(row)
         whole = [n for n in range(1, self.prompts + 1) if self.prompts % n == 0]
         require(
             self.minibatches in whole,
@@ -370,6 +461,11 @@ class Config(Section):
             else not self.overlong_cache,
             f"overlong_cache = {self.overlong_cache}: with overlong = {self.overlong!r} it must be "
             + (f"1 to max_new_tokens = {self.max_new_tokens}" if penalty else "0"),
+        )
+        require(
+            not self.record_steps or self.minibatches == 1,
+            f"record_steps = {self.record_steps}: a record shows one loss over the whole step; with "
+            f"minibatches = {self.minibatches} each update has its own. Set minibatches to 1",
         )
         late = [step for step in self.record_steps if step > self.steps]
         require(
@@ -483,11 +579,15 @@ def _explain(error: dict[str, Any]) -> str:
     """One sentence for one pydantic error: field, value, what is allowed, what it means."""
     if isinstance(error.get("ctx", {}).get("error"), ConfigError):
         return str(error["ctx"]["error"])
-    *parents, name = [str(part) for part in error["loc"]]
+    names = [str(part) for part in error["loc"]]
     section: type[Section] = Config
-    for parent in parents:
-        section = type(section.model_fields[parent].default)
-    full_name = ".".join([*parents, name])
+    depth = 0  # the error may lie inside a field's own value, as a weight in task.mixture
+    while depth + 1 < len(names):
+        inner = section.model_fields[names[depth]].default
+        if not isinstance(inner, Section):
+            break
+        section, depth = type(inner), depth + 1
+    name, full_name = names[depth], ".".join(names)
     if name not in section.model_fields:
         return f"{full_name}: unknown field; {_closest(name, section.model_fields)}"
     field = section.model_fields[name]
