@@ -7,13 +7,18 @@ cut, so neither can change the gradient.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from llm_trainer.rollout import Prompts
+
+PER_ROW = (
+    "tokens", "mask", "logp_sampler", "loss_mask", "advantages", "logp_old", "logp_ref",
+    "values_old", "returns",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,15 +31,17 @@ class StepBatch:
     tokens: Tensor  # (batch, time)
     mask: Tensor  # (batch, time), true on response tokens, the first end token included
     logp_sampler: Tensor  # (batch, time), nats
-    # set by Learner.prepare
-    sequences: int = 0  # responses of the whole step
-    total_tokens: int = 0  # response tokens of the whole step
-    advantages: Tensor | None = None  # (batch, 1)
+    # what the rewards are made of, (prompts, group) each; only a step record reads them
+    parts: dict[str, Tensor] = field(default_factory=dict)
+    # set by Learner.measure
+    sequences: int = 0  # responses of the whole update
+    total_tokens: int = 0  # response tokens of the whole update
+    loss_mask: Tensor | None = None  # (batch, time), the mask without responses kept from the loss
+    advantages: Tensor | None = None  # (batch, 1) or (batch, time)
     logp_old: Tensor | None = None  # (batch, time), the ratio's denominator
     logp_ref: Tensor | None = None  # (batch, time), only with a KL term
-    # what the rewards are made of, (prompts, group); only a step record reads them
-    correctness: Tensor | None = None
-    format: Tensor | None = None
+    values_old: Tensor | None = None  # (batch, time), only with a critic
+    returns: Tensor | None = None  # (batch, time), what the critic should have said
 
     @property
     def group(self) -> int:
@@ -50,11 +57,9 @@ class StepBatch:
         member = torch.arange(self.group, device=index.device)
         rows = (index[:, None] * self.group + member).flatten()  # (n·group,)
         time = int(self.mask[rows].sum(1).max()) if len(rows) else 0
-        changes = {}
-        for name in ("prompts", "rewards", "correct", "correctness", "format"):
-            if getattr(self, name) is not None:
-                changes[name] = getattr(self, name)[index]
-        for name in ("tokens", "mask", "logp_sampler", "advantages", "logp_old", "logp_ref"):
+        changes = {name: getattr(self, name)[index] for name in ("prompts", "rewards", "correct")}
+        changes["parts"] = {name: part[index] for name, part in self.parts.items()}
+        for name in PER_ROW:
             if getattr(self, name) is not None:
                 changes[name] = getattr(self, name)[rows, :time]
         return replace(self, **changes)
@@ -66,7 +71,7 @@ class StepBatch:
 
 
 def join(batches: list[StepBatch], pad_id: int) -> StepBatch:
-    """Several rounds of sampling as one, padded to the widest; only before `Learner.prepare`."""
+    """Several rounds of sampling as one, padded to the widest; only before `Learner.measure`."""
     left = max(b.prompts.tokens.shape[1] for b in batches)
     right = max(b.tokens.shape[1] for b in batches)
 
@@ -87,8 +92,7 @@ def join(batches: list[StepBatch], pad_id: int) -> StepBatch:
         ),
         rewards=torch.cat([b.rewards for b in batches]),
         correct=torch.cat([b.correct for b in batches]),
-        correctness=torch.cat([b.correctness for b in batches]),
-        format=torch.cat([b.format for b in batches]),
+        parts={name: torch.cat([b.parts[name] for b in batches]) for name in batches[0].parts},
         tokens=stack(lambda b: b.tokens, value=pad_id),
         mask=stack(lambda b: b.mask),
         logp_sampler=stack(lambda b: b.logp_sampler),

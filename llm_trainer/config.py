@@ -414,8 +414,8 @@ class Config(Section):
             self._not_without("importance is 'none'", "importance_cap")
         require(
             self.importance == "none" or self.recomputes_old,
-            f"importance = {self.importance!r}: the weight compares the learner's log-probabilities "
-            "with the sampler's, but old_logprobs keeps only the sampler's; set it to recompute",
+            f"importance = {self.importance!r}: it compares the learner's log-probabilities with "
+            "the sampler's, but only the sampler's are kept; set old_logprobs to recompute",
         )
         self._never_negative(row, self.overlong == "penalty", "overlong = 'penalty'")
 
@@ -464,8 +464,8 @@ class Config(Section):
         )
         require(
             not self.record_steps or self.minibatches == 1,
-            f"record_steps = {self.record_steps}: a record shows one loss over the whole step; with "
-            f"minibatches = {self.minibatches} each update has its own. Set minibatches to 1",
+            f"record_steps = {self.record_steps}: a record shows one loss over the whole step, but "
+            f"with minibatches = {self.minibatches} each update has its own; set minibatches to 1",
         )
         late = [step for step in self.record_steps if step > self.steps]
         require(

@@ -418,8 +418,8 @@ class Recorder:
             "ended": policy.end_id in ids,
             "reward": six_digits([batch.rewards[cell]])[0],
             "parts": {
-                name: six_digits([getattr(batch, name)[cell]])[0]
-                for name in ("correctness", "format", "correct")
+                name: six_digits([part[cell]])[0]
+                for name, part in {**batch.parts, "correct": batch.correct}.items()
             },
             "token_ids": ids,
             "tokens": [policy.tokenizer.decode([t], skip_special_tokens=False) for t in ids],
@@ -427,5 +427,6 @@ class Recorder:
             "logp_sampler": numbers(batch.logp_sampler),
             "logp_old": numbers(updates[0] if recomputed else batch.logp_sampler),
             "logp_ref": None if batch.logp_ref is None else numbers(batch.logp_ref),
+            "values": None if batch.values_old is None else numbers(batch.values_old),
             "updates": [{"logp": numbers(logp)} for logp in updates],
         }

@@ -1,125 +1,89 @@
-"""One optimiser step: log-probabilities, advantages, loss, gradient, and the checks that guard it.
+"""One optimiser step: log-probabilities, values, advantages, loss, gradient, update.
 
 The algorithm is a row of `policy_gradients.ALGORITHMS`; nothing here asks for its name. What the
 row leaves open is decided here: where log-probabilities come from, which groups are computed, and
-how the step is cut into micro-batches. Lecture 12 walks through it; the ratio is [RC-3], the mask
-[MAP-5], the sum over the batch [MAP-6].
+how the step is cut into minibatches (optimiser updates) and micro-batches (what is in memory).
+Lecture 12 walks through it; the ratio is [RC-3], the mask [MAP-5], the sum over the batch [MAP-6].
+
+`measure` is the only place that looks across the samples of a step: advantages, whitening, counts.
 """
 
-import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from llm_trainer.batch import StepBatch
-from llm_trainer.config import Config, ConfigError, RunError
+from llm_trainer.config import Config, RunError
+from llm_trainer.credit import PAYERS, WEIGHTS, compare, criticise
+from llm_trainer.critic import explained_variance, make_critic
+from llm_trainer.invariants import (
+    BOUNDS,
+    NO_SIGNAL,
+    Piece,
+    check_agreement,
+    check_end_token,
+    check_split,
+    check_start,
+)
+from llm_trainer.losses import Loss
 from llm_trainer.models import Policy
-from llm_trainer.scoring import Scores, score
-from policy_gradients.algorithms import Algorithm, Batch
+from llm_trainer.scoring import Scores, response_states, score
+from policy_gradients.advantages import whiten
+from policy_gradients.algorithms import Batch
 from policy_gradients.kl import k3
-
-NO_SIGNAL = 1e-6  # an advantage this small is rounding: the group's rewards were all the same
-# What the invariants allow, by the arithmetic of the forward pass. ratio: largest |ρ − 1| at the
-# first update; kl: nats per token there; split: relative difference of two gradients; agreement:
-# mean |log π_learner − log π_sampler| per token. float32 measures 1e-6 everywhere, while a wrong
-# temperature or a forgotten attention mask gives 0.1 and more. bfloat16 rounds logits near 16 to
-# steps of 0.06; its bounds are estimates, not measured on a GPU.
-BOUNDS = {
-    torch.float32: {"ratio": 1e-4, "kl": 1e-6, "split": 1e-4, "agreement": 1e-4},
-    torch.bfloat16: {"ratio": 0.05, "kl": 1e-3, "split": 1e-4, "agreement": 0.05},
-}
-
-
-# a micro-batch, its log-probabilities, and the gradient of the loss without KL to them
-Piece = tuple[StepBatch, Tensor, Tensor]
-
-
-class InvariantError(RunError):
-    """Something that must hold in every correct run does not; the run stops before it learns."""
 
 
 class NonFiniteError(RunError):
     """The loss or its gradient is NaN or infinite; the update was not made."""
 
 
-def loss_name(function: Callable | None, algorithm: str) -> str:
-    """What a run records as its loss, and compares when it is resumed: a name, not the code."""
-    if function is None:
-        return f"{algorithm} (the row's)"
-    return getattr(function, "__name__", None) or type(function).__name__
-
-
-def own_loss(function: Callable, row: Algorithm) -> Callable[[Batch], Tensor]:
-    """A learner's loss with the signature of `grpo_loss`, called as a row's loss is.
-
-    It gets eps_low, eps_high and sequences by keyword, and tokens and length if it takes them.
-    Raises ConfigError if it cannot be called so.
-    """
-    name = loss_name(function, row.name)
-    fields = ("logp", "logp_old", "advantages", "mask")
-    knobs = {knob: row.knobs.get(knob, 0.2) for knob in ("eps_low", "eps_high")}
-    counts = ("sequences", "tokens", "length")
-    try:
-        signature = inspect.signature(function)
-        parameters = signature.parameters.values()
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            knobs = {k: v for k, v in knobs.items() if k in signature.parameters}
-            counts = [k for k in counts if k in signature.parameters]
-        signature.bind(*fields, **knobs, **dict.fromkeys(counts))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"loss {name}: it is called with {', '.join(fields)} and by keyword eps_low, eps_high, "
-            f"sequences, tokens, length as far as it takes them, but: {error}"
-        ) from None
-
-    def loss(batch: Batch) -> Tensor:
-        mask = batch.mask.to(batch.logp.dtype)  # so that 1 - mask and mask.mean() work
-        given = {count: getattr(batch, count) for count in counts}
-        value = function(batch.logp, batch.logp_old, batch.advantages, mask, **knobs, **given)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise RunError(f"loss {name}: it must return a scalar tensor, got {shape}")
-        return value.squeeze()
-
-    return loss
-
-
-def no_surrogate(logp: Tensor) -> Tensor:
-    """What is left of a row when only its KL is wanted."""
-    return torch.zeros_like(logp)
-
-
 class Learner:
-    """A policy with its optimiser, its reference if a KL term needs one, and its loss."""
+    """A policy with its optimiser, its loss, and the reference and critic that its row needs."""
 
     def __init__(self, policy: Policy, config: Config, loss: Callable | None = None):
         self.policy, self.config = policy, config
         self.row = config.row()
-        # The loss in two parts, so that a learner's own gets the row's KL, and the clip is read
-        # from a gradient without it.
-        bare = replace(self.row, kl="none", kl_coefficient=0.0)
-        self.policy_loss = own_loss(loss, bare) if loss else bare.loss
-        kl_in_loss = self.row.kl == "loss" and self.row.kl_coefficient > 0
-        only_kl = replace(self.row, surrogate=no_surrogate, knobs={})
-        self.kl_loss = only_kl.loss if kl_in_loss else None
+        self.loss = Loss(self.row, loss, entropy_coef=config.entropy_coef)
         self.reference = policy.reference() if self.row.needs_reference else None
+        own_body = config.critic == "model"
+        self.critic = make_critic(policy, own_body=own_body) if self.row.needs_critic else None
+        groups = [{"params": policy.trainable(), "lr": config.lr}]
+        if self.critic:
+            groups.append({"params": self.critic.weights(), "lr": config.critic_lr})
         self.optimizer = torch.optim.AdamW(
-            policy.trainable(),
-            lr=config.lr,
-            betas=(0.9, 0.99),
-            weight_decay=config.weight_decay,
+            groups, betas=(0.9, 0.99), weight_decay=config.weight_decay
         )
         self.bounds = BOUNDS[policy.dtype]
         self.updates = 0  # optimiser updates so far
-        recompute = config.old_logprobs == "recompute" or (
-            config.old_logprobs == "auto" and policy.dtype != torch.float32
-        )
-        self.keep_sampler_logp = not recompute
+        self.shuffle = torch.Generator().manual_seed(config.seed)  # of prompts into minibatches
+        self.keep_sampler_logp = not config.recomputes_old
 
-    # ------------------------------------------------------------ log-probabilities
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs besides the policy's weights."""
+        weights = self.critic.named_parameters() if self.critic else ()
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "critic": {name: w.detach() for name, w in weights if w.requires_grad},
+            "updates": self.updates,
+            "shuffle": self.shuffle.get_state(),
+        }
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what `state` gave."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        weights = dict(self.critic.named_parameters()) if self.critic else {}
+        for name, value in state["critic"].items():
+            weights[name].copy_(value)
+        self.updates = state["updates"]
+        self.shuffle.set_state(state["shuffle"])
+
+    # ------------------------------------------------------------ what the networks say
 
     def log_probs(self, policy: Policy, batch: StepBatch) -> Tensor:
         """(batch, time) nats, at the temperature the tokens were sampled with."""
@@ -139,82 +103,205 @@ class Learner:
             **also,
         )
 
-    @torch.no_grad()
-    def frozen_log_probs(self, policy: Policy, batch: StepBatch) -> Tensor:
-        """(batch, time) without gradient, one micro-batch at a time; 0 on padding."""
-        width = batch.tokens.shape[1]
-        pieces = [
-            F.pad(self.log_probs(policy, piece), (0, width - piece.tokens.shape[1]))
-            for piece in batch.micro_batches(self.config.micro_batch)
-        ]
-        return torch.cat(pieces)
+    def look(self, batch: StepBatch) -> tuple[Scores, Tensor | None]:
+        """What the policy says, and V before each token, (batch, time), if there is a critic."""
+        body = self.critic.body if self.critic else None
+        scores = self.score(
+            self.policy,
+            batch,
+            entropy=self.config.entropy_coef > 0,
+            states=self.critic is not None and body is None,
+        )
+        if self.critic is None:
+            return scores, None
+        if body is None:
+            return scores, self.critic(scores.states)
+        shared = self.config.shared_prefix
+        states = response_states(
+            body, batch.prompts, batch.tokens, batch.mask, group=batch.group, shared=shared
+        )
+        return scores, self.critic(states)
 
-    # ------------------------------------------------------------ what is computed
+    @torch.no_grad()
+    def frozen(self, function: Callable[[StepBatch], Tensor], batch: StepBatch) -> Tensor:
+        """`function` of each micro-batch, (…, batch, time), joined and padded with 0."""
+        width = batch.tokens.shape[1]
+        pieces = map(function, batch.micro_batches(self.config.micro_batch))
+        return torch.cat([F.pad(x, (0, width - x.shape[-1])) for x in pieces], dim=-2)
+
+    def frozen_log_probs(self, policy: Policy, batch: StepBatch) -> Tensor:
+        """(batch, time) without gradient; 0 on padding."""
+        return self.frozen(lambda piece: self.log_probs(policy, piece), batch)
+
+    # ------------------------------------------------------------ what is learned from
 
     def measure(self, batch: StepBatch) -> StepBatch:
-        """The counts of the step, its advantages, and the reference's log-probabilities."""
-        batch = replace(batch, sequences=len(batch.tokens), total_tokens=int(batch.mask.sum()))
+        """Everything that is fixed before the first update: counts, advantages, old and reference
+        log-probabilities, values. All groups stay, also those that teach nothing.
+        """
+        config = self.config
+        ended = (batch.tokens == self.policy.end_id).any(1, keepdim=True)  # (batch, 1)
+        loss_mask = batch.mask & ended if config.overlong == "mask" else batch.mask
+        batch = count(replace(batch, loss_mask=loss_mask, logp_old=batch.logp_sampler))
         if self.reference is not None:
             batch = replace(batch, logp_ref=self.frozen_log_probs(self.reference, batch))
-        scores = self.row.sequence_rewards(
-            batch.rewards.flatten(), batch.logp_sampler, batch.logp_ref, batch.mask
-        )
-        advantages = self.row.advantage(scores.view_as(batch.rewards))  # (prompts, group)
-        return replace(batch, advantages=advantages.reshape(-1, 1), logp_old=batch.logp_sampler)
-
-    def teaches(self, batch: StepBatch) -> Tensor:
-        """(prompts,) bool: the groups with a gradient, by their advantages or a KL term."""
-        if not self.row.zero_advantage_is_silent:
-            return torch.ones(len(batch.rewards), dtype=torch.bool, device=batch.rewards.device)
-        return (batch.advantages.view_as(batch.rewards).abs() > NO_SIGNAL).any(1)
-
-    def prepare(self, batch: StepBatch) -> StepBatch | None:
-        """Advantages, and the groups that can teach something; None if there is none.
-
-        A group whose advantages are all 0 has no gradient, so it is not computed, unless a KL
-        term gives it one. `sequences` and `total_tokens` still count it.
-        """
-        batch = self.measure(batch)
-        keep = self.teaches(batch)
-        if not keep.any():
-            return None
-        batch = batch.take(keep)
-        if not self.keep_sampler_logp:
-            batch = replace(batch, logp_old=self.frozen_log_probs(self.policy, batch))
+        reads_old = self.critic or self.row.kl == "reward" or config.importance != "none"
+        if not self.keep_sampler_logp and reads_old:
+            batch = self.with_old(batch, torch.ones_like(batch.rewards[:, 0], dtype=torch.bool))
+        batch = self.with_values(batch) if self.critic else self.with_comparison(batch)
+        if config.importance != "none":
+            batch = replace(batch, advantages=self.importance(batch) * batch.advantages)
+        if not self.keep_sampler_logp and not reads_old:
+            batch = self.with_old(batch, self.teaches(batch))
         return batch
 
-    def loss_inputs(self, batch: StepBatch, logp: Tensor) -> Batch:
+    def with_old(self, batch: StepBatch, groups: Tensor) -> StepBatch:
+        """The ratio's denominator as the learner computes it, for these (prompts,) bool."""
+        rows, part = groups.repeat_interleave(batch.group), batch.take(groups)
+        logp_old = batch.logp_old.clone()
+        if len(part.rewards):
+            logp_old[rows, : part.tokens.shape[1]] = self.frozen_log_probs(self.policy, part)
+        return replace(batch, logp_old=logp_old)
+
+    def with_comparison(self, batch: StepBatch) -> StepBatch:
+        """Advantages by comparing responses: (batch, 1), or (batch, time) with a KL per token."""
+        payer = PAYERS[self.config.kl_credit]
+        advantages = compare(
+            self.row, batch.rewards, batch.logp_old, batch.logp_ref, batch.mask, payer
+        )
+        return replace(batch, advantages=advantages)
+
+    def with_values(self, batch: StepBatch) -> StepBatch:
+        """Advantages by a critic, with its values and what it should have said."""
+        values = self.frozen(lambda piece: self.look(piece)[1], batch)
+        advantages, returns = criticise(
+            self.row,
+            batch.rewards,
+            batch.logp_old,
+            batch.logp_ref,
+            values,
+            batch.mask,
+            gamma=self.config.gamma,
+            lam=self.config.lam,
+        )
+        if self.config.whiten:
+            advantages = whiten(advantages, batch.loss_mask)
+        return replace(batch, advantages=advantages, values_old=values, returns=returns)
+
+    def importance(self, batch: StepBatch) -> Tensor:
+        """min(π_learner/π_sampler, cap): (batch, time), or (batch, 1) per response.
+
+        It multiplies the advantages. Every surrogate s obeys s(w·A) = w·s(A) for w > 0, so this
+        weighs the row's loss, or a learner's own, and neither the KL nor the critic.
+        """
+        weigh = WEIGHTS[self.config.importance]
+        cap = self.config.importance_cap
+        return weigh(batch.logp_old, batch.logp_sampler, batch.mask, cap=cap)
+
+    def teaches(self, batch: StepBatch) -> Tensor:
+        """(prompts,) bool: the groups with a gradient, by an advantage, KL, critic or bonus."""
+        live = batch.loss_mask
+        if self.row.zero_advantage_is_silent and self.config.entropy_coef == 0:
+            live = live & (batch.advantages.abs() > NO_SIGNAL)
+        return live.reshape(len(batch.rewards), -1).any(1)
+
+    def has_contrast(self, batch: StepBatch) -> bool:
+        """Whether the rewards favour anything over anything, a KL or a bonus apart."""
+        rewards = batch.rewards
+        favoured = rewards - rewards.mean() if self.critic else self.row.advantage(rewards)
+        return bool((favoured.abs() > NO_SIGNAL).any())
+
+    def taught(self, batch: StepBatch) -> StepBatch | None:
+        """The groups of a measured batch that teach something; its counts stay. None: no group.
+
+        A group whose advantages are all 0 has no gradient, so it is not computed, unless a KL,
+        a critic or an entropy bonus gives it one.
+        """
+        keep = self.teaches(batch)
+        return batch.take(keep) if keep.any() else None
+
+    def prepare(self, batch: StepBatch) -> StepBatch | None:
+        """A sampled batch, ready for one update on all of it."""
+        return self.taught(self.measure(batch))
+
+    def minibatches(self, batch: StepBatch) -> Iterator[StepBatch]:
+        """One pass over a measured batch in `minibatches` parts, each for one optimiser update.
+
+        Whole prompts are shuffled, never rows: a group stays together. A part is an update of its
+        own, so it has its own counts; only with one part are they the step's. Parts without
+        anything to learn are left out.
+        """
+        parts = [batch]
+        if self.config.minibatches > 1:
+            prompts = len(batch.rewards)
+            order = torch.randperm(prompts, generator=self.shuffle).to(batch.rewards.device)
+            pieces = order.tensor_split(min(self.config.minibatches, prompts))
+            parts = [count(batch.take(index)) for index in pieces]
+        return (part for part in map(self.taught, parts) if part is not None)
+
+    # ------------------------------------------------------------ loss and gradient
+
+    def loss_inputs(self, batch: StepBatch, logp: Tensor, values: Tensor | None = None) -> Batch:
         return Batch(
             logp=logp,
             advantages=batch.advantages,
-            mask=batch.mask,
+            mask=batch.loss_mask,
             logp_old=batch.logp_old,
             logp_ref=batch.logp_ref,
+            values=values,
+            values_old=batch.values_old,
+            returns=batch.returns,
             sequences=batch.sequences,
             tokens=batch.total_tokens,
             length=self.config.max_new_tokens,
         )
 
-    def backward(self, inputs: Batch, logp: Tensor) -> tuple[float, Tensor]:
-        """Backpropagate loss and KL through `logp`.
+    def policy_gradient(self, inputs: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """(loss with its KL, d(loss without KL)/d(logp), d(loss)/d(logp)); the last two per token.
 
-        Returns the loss and d(loss without its KL)/d(logp), (batch, time).
-        Raises RunError for a loss without gradient, NonFiniteError.
+        Raises RunError for a loss without gradient.
         """
-        loss = self.policy_loss(inputs)
+        loss, logp = self.loss.policy(inputs), inputs.logp
         connected = loss.requires_grad
         gradient = torch.autograd.grad(loss, logp, allow_unused=True)[0] if connected else None
         if gradient is None:
             raise RunError("the loss has no gradient: compute it from logp, and do not detach it")
-        whole = gradient
-        if self.kl_loss is not None:
-            kl = self.kl_loss(inputs)
-            loss, whole = loss + kl, gradient + torch.autograd.grad(kl, logp)[0]
-        if not torch.isfinite(loss):
-            raise NonFiniteError(f"the loss is {loss.item()}")
-        if logp.grad_fn is not None:  # a leaf stands for log-probabilities in check_split
-            logp.backward(whole)
-        return loss.item(), gradient
+        if self.loss.kl is None:
+            return loss.detach(), gradient, gradient
+        kl = self.loss.kl(inputs)
+        return (loss + kl).detach(), gradient, gradient + torch.autograd.grad(kl, logp)[0]
+
+    def backward(self, batch: StepBatch) -> Piece:
+        """Add one micro-batch's gradient to `.grad`. Raises NonFiniteError."""
+        scores, values = self.look(batch)
+        inputs = self.loss_inputs(batch, scores.logp, values)
+        loss, gradient, upstream = self.policy_gradient(inputs)
+        ends, grads, losses = [scores.logp], [upstream], {"loss": loss}
+        if scores.entropy is not None:
+            bonus = self.loss.bonus(inputs, scores.entropy)
+            ends, grads = [*ends, bonus], [*grads, None]
+            losses["loss"] = loss + bonus.detach()
+        if self.critic:
+            error = self.loss.critic(inputs)
+            ends, grads = [*ends, error], [*grads, None]
+            losses["critic/loss"] = error.detach()
+        losses = {name: value.item() for name, value in losses.items()}
+        for name, value in losses.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(f"the {name} is {value}")
+        torch.autograd.backward(ends, grads)
+        return Piece(batch, scores.logp.detach(), gradient, losses)
+
+    def gradients(self, batch: StepBatch, micro_batch: int) -> list[Piece]:
+        """The gradient of one update in `.grad`, computed `micro_batch` prompts at a time."""
+        self.optimizer.zero_grad()
+        networks = [self.policy, *([self.critic.body] if self.critic and self.critic.body else [])]
+        for network in networks:
+            network.recompute(self.config.gradient_checkpointing)
+        pieces = [self.backward(piece) for piece in batch.micro_batches(micro_batch)]
+        for network in networks:
+            network.recompute(False)
+        return pieces
 
     # ------------------------------------------------------------ the update
 
@@ -224,117 +311,75 @@ class Learner:
         fresh: the weights have not changed since the batch was sampled.
         Raises InvariantError or NonFiniteError before any weight has changed.
         """
-        self.optimizer.zero_grad()
-        pieces, total = [], 0.0
-        self.policy.recompute(self.config.gradient_checkpointing)
-        for piece in batch.micro_batches(self.config.micro_batch):
-            logp = self.log_probs(self.policy, piece)
-            loss, gradient = self.backward(self.loss_inputs(piece, logp), logp)
-            total += loss
-            pieces.append((piece, logp.detach(), gradient))
-        self.policy.recompute(False)
-        parameters = self.policy.trainable()
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
-        if not torch.isfinite(norm):
-            raise NonFiniteError(f"the gradient's norm is {norm.item()}")
+        config = self.config
+        pieces = self.gradients(batch, config.micro_batch)
+        norms = [self.clip(self.policy.trainable())]
+        if self.critic:  # apart: an error of the critic must not shrink the policy's step
+            norms.append(self.clip(self.critic.weights()))
 
         metrics = token_metrics(pieces)
         if fresh:
-            metrics |= self.check_agreement(pieces)
+            metrics |= check_agreement(pieces, self.bounds["agreement"])
         if self.updates == 0:
-            metrics |= self.check_first_update(pieces, metrics) | self.check_split(batch)
+            metrics |= check_start(pieces, metrics, self.bounds)
+            metrics |= check_end_token(pieces, self.policy.end_id)
+            metrics |= check_split(
+                batch, self.policy_gradient, self.loss_inputs, self.bounds["split"]
+            )
 
-        warm = min(1.0, (self.updates + 1) / max(1, self.config.lr_warmup))
-        for settings in self.optimizer.param_groups:
-            settings["lr"] = self.config.lr * warm
+        alone = config.critic_warmup * config.epochs * config.minibatches  # the critic's updates
+        if self.updates < alone:
+            for weight in self.policy.trainable():
+                weight.grad = None  # AdamW leaves it, its moments and its decay alone
+        policy_lr = config.lr * ramp(self.updates - alone, config.lr_warmup)
+        rates = [policy_lr, config.critic_lr * ramp(self.updates, config.lr_warmup)]
+        for settings, rate in zip(self.optimizer.param_groups, rates, strict=False):
+            settings["lr"] = rate
         self.optimizer.step()
         self.updates += 1
-        return {"loss": total, "grad_norm": norm.item(), "lr": self.config.lr * warm, **metrics}
+        losses = {name: sum(p.losses[name] for p in pieces) for name in pieces[0].losses}
+        return {**losses, "grad_norm": norms[0], "lr": policy_lr, **metrics}
 
-    # ------------------------------------------------------------ what must hold in every run
+    def clip(self, weights: list[torch.nn.Parameter]) -> float:
+        """Scale this gradient to max_grad_norm at most; its norm before."""
+        norm = torch.nn.utils.clip_grad_norm_(weights, self.config.max_grad_norm)
+        if not torch.isfinite(norm):
+            raise NonFiniteError(f"the gradient's norm is {norm.item()}")
+        return norm.item()
 
-    def check_agreement(self, pieces: list[Piece]) -> dict[str, float]:
-        """Sampler and learner give the same tokens the same probability, within rounding."""
-        gap = [(logp - b.logp_sampler)[b.mask].abs() for b, logp, _ in pieces]
-        gap = torch.cat(gap).mean().item()
-        hold(
-            gap <= self.bounds["agreement"],
-            "sampler and learner agree",
-            f"they differ by {gap:.2g} nats per token, {self.bounds['agreement']:g} is allowed. "
-            "Temperature, attention mask, positions or dropout differ between them",
-        )
-        return {"check/sampler_gap": gap}
-
-    def check_first_update(
-        self, pieces: list[Piece], metrics: dict[str, float]
-    ) -> dict[str, float]:
-        """Before anything is learned every ratio is 1, every KL is 0, and end tokens count."""
-        off = max(metrics["ratio/max"] - 1, 1 - metrics["ratio/min"])
-        hold(
-            off <= self.bounds["ratio"],
-            "the ratio is 1 at the first update",
-            f"a ratio is off by {off:.2g}, {self.bounds['ratio']:g} is allowed. The old "
-            "log-probabilities are not those of the policy that is being trained",
-        )
-        kl = max(metrics["kl/old"], metrics.get("kl/ref", 0.0))
-        hold(
-            kl <= self.bounds["kl"],
-            "the KL is 0 at the first update",
-            f"it is {kl:.2g} nats per token. The reference is not the starting model, or is scored "
-            "differently (temperature, dropout, precision)",
-        )
-        trained, ended = 0, 0
-        for batch, _, gradient in pieces:
-            last = batch.mask.sum(1, keepdim=True) - 1  # (batch, 1): column of the last token
-            matters = (batch.tokens.gather(1, last) == self.policy.end_id) & (
-                batch.advantages.abs() > NO_SIGNAL
+    def describe(self, batch: StepBatch) -> dict[str, float]:
+        """Numbers of a measured batch: its groups, its critic, its importance weights."""
+        metrics = {"groups/trained": int(self.teaches(batch).sum())}
+        if self.critic:
+            values = batch.values_old
+            metrics["value/mean"] = values[batch.mask].mean().item()
+            metrics["critic/explained_variance"] = explained_variance(
+                values, batch.returns, batch.mask
             )
-            ended += int(matters.sum())
-            trained += int((gradient.gather(1, last)[matters] != 0).sum())
-        hold(
-            ended == 0 or trained > 0,
-            "the end token is trained",
-            f"none of {ended} end tokens received a gradient. The mask stops one token early, or "
-            "the end token is mistaken for padding",
-        )
-        return {
-            "check/ratio": off,
-            "check/kl": kl,
-            "check/end_token_trained": trained / ended if ended else 1.0,
-        }
-
-    def check_split(self, batch: StepBatch) -> dict[str, float]:
-        """The loss of the whole step and of its groups one by one have the same gradient.
-
-        Compared on d(loss)/d(log-probability); what lies below it treats every row by itself.
-        """
-
-        def gradient(pieces) -> Tensor:  # (all valid tokens,)
-            parts = []
-            for piece in pieces:
-                logp = piece.logp_old.clone().requires_grad_()
-                parts.append(self.backward(self.loss_inputs(piece, logp), logp)[1][piece.mask])
-            return torch.cat(parts)
-
-        whole, split = gradient([batch]), gradient(batch.micro_batches(1))
-        difference = ((whole - split).norm() / whole.norm().clamp(min=1e-12)).item()
-        hold(
-            difference <= self.bounds["split"],
-            "the micro-batch split does not change the gradient",
-            f"the two differ by {difference:.2g} of its size. The loss must divide by the counts "
-            "of the whole step (`sequences`, `tokens` or `length`), not by what it sees",
-        )
-        return {"check/split": difference}
+        if self.config.importance != "none":
+            weights = self.importance(batch).expand_as(batch.mask)[batch.mask]
+            metrics["importance/mean"] = weights.mean().item()
+            at_cap = weights >= self.config.importance_cap
+            metrics["importance/capped"] = at_cap.float().mean().item()
+        return metrics
 
 
-def hold(condition: bool, name: str, what: str) -> None:
-    """Stop the run with the invariant's name unless it holds (NaN does not)."""
-    if not condition:
-        raise InvariantError(f"invariant violated: {name}. {what}.")
+def count(batch: StepBatch) -> StepBatch:
+    """The counts that every average of one optimiser update divides by, of everything in it.
+
+    A response that `overlong: mask` keeps out of the loss is counted all the same: what it does
+    not teach is not added to what the others teach.
+    """
+    return replace(batch, sequences=len(batch.tokens), total_tokens=int(batch.mask.sum()))
+
+
+def ramp(updates: int, warmup: int) -> float:
+    """Share of the full learning rate after so many updates; 0 before the first."""
+    return min(1.0, max(0, updates + 1) / max(1, warmup))
 
 
 def token_metrics(pieces: list[Piece]) -> dict[str, float]:
-    """Numbers over all response tokens that were computed.
+    """Numbers over all response tokens in the loss that were computed.
 
     clip/high and clip/low are shares of tokens whose gradient the loss (its KL apart) has switched
     off, with a positive and a negative advantage. Rows without a clip have none, and neither has
@@ -342,10 +387,10 @@ def token_metrics(pieces: list[Piece]) -> dict[str, float]:
     """
 
     def flat(pick) -> Tensor:  # (tokens,)
-        return torch.cat([pick(p).expand_as(p[0].mask)[p[0].mask] for p in pieces])
+        return torch.cat([pick(p).expand_as(p.batch.mask)[p.batch.loss_mask] for p in pieces])
 
-    old, logp = flat(lambda p: p[0].logp_old), flat(lambda p: p[1])
-    gradient, advantages = flat(lambda p: p[2]), flat(lambda p: p[0].advantages)
+    old, logp = flat(lambda p: p.batch.logp_old), flat(lambda p: p.logp)
+    gradient, advantages = flat(lambda p: p.gradient), flat(lambda p: p.batch.advantages)
     ratio = (logp - old).exp()
     off = gradient == 0
     metrics = {
@@ -355,7 +400,7 @@ def token_metrics(pieces: list[Piece]) -> dict[str, float]:
         "clip/low": (off & (advantages < -NO_SIGNAL)).float().mean().item(),
         "kl/old": k3(old[None], logp[None]).mean().item(),
     }
-    if pieces[0][0].logp_ref is not None:
-        reference = flat(lambda p: p[0].logp_ref)
+    if pieces[0].batch.logp_ref is not None:
+        reference = flat(lambda p: p.batch.logp_ref)
         metrics["kl/ref"] = k3(logp[None], reference[None]).mean().item()
     return metrics

@@ -38,15 +38,17 @@ from llm_trainer.checkpoint import (
 from llm_trainer.config import Config, RunError
 from llm_trainer.evaluate import evaluate
 from llm_trainer.log import Console, Log, Sample, check_tracker, make_tracker, pick_samples
+from llm_trainer.losses import loss_name
 from llm_trainer.models import load_policy
 from llm_trainer.record import Recorder
 from llm_trainer.rollout import Sampler, make_sampler, pad_prompts
-from llm_trainer.step import Learner, NonFiniteError, loss_name
-from llm_trainer.task import Spelling, WordStream
+from llm_trainer.step import Learner, NonFiniteError
+from llm_trainer.task import Stream, Task, by_task, load_task
 from llm_trainer.tiny import warm_start
 from policy_gradients.diagnostics import sampled_entropy, zero_contrast_share
-from policy_gradients.filters import dapo_filter
+from policy_gradients.filters import dapo_filter, overlong_penalty
 
+PARTS = ("correctness", "format", "length")  # of the reward, each with its weight reward_NAME
 NO_SIGNAL_LIMIT = 20  # steps in a row without anything to learn from
 MANY_CUT = 0.9  # share of answers without an end token, above which length is what is wrong
 TOO_LONG = "Nearly all answers are cut: raise max_new_tokens, or lower lr if they used to end"
@@ -91,23 +93,24 @@ def train(
     check_tracker(config)
     folder = check_folder(config, resume=resume, overwrite=overwrite)
     name = loss_name(loss, config.algorithm)
+    code = getattr(loss, "sha256", None)  # of the file that --loss read it from
     state = load_state(folder, name) if resume else None
-    task = Spelling(config.task)
+    task = load_task(config.task)
     check_unseen(config.model, task)
     policy = load_policy(config, starting_model(config, quiet=quiet))
     learner, sampler = Learner(policy, config, loss), make_sampler(policy, config)
-    stream = WordStream(task.train, config.seed)
+    stream = task.stream(config.seed)
     generator = torch.Generator(policy.device).manual_seed(config.seed)
     words = task.held_out[: config.eval_words]
 
     # Everything that could be refused has been; from here on files change.
-    start_folder(folder, config, name, overwrite=overwrite)
+    start_folder(folder, config, f"{name} (sha256 {code})" if code else name, overwrite=overwrite)
     done = {"step": 0, "idle": 0, "cpu_seconds": 0.0, "log_bytes": 0}  # what the loop counts
     done["run_id"] = uuid.uuid4().hex  # by which a tracker knows the run again
     if state:
         policy.load_state(state["model"])
-        learner.optimizer.load_state_dict(state["optimizer"])
-        learner.updates, stream.position = state["updates"], state["position"]
+        learner.load_state(state["learner"])
+        stream.position = state["position"]
         generator.set_state(state["generator"])
         done |= state["done"]
     log = Log(folder, size=done["log_bytes"])
@@ -115,19 +118,23 @@ def train(
     console = Console(title, config.steps, log.history, quiet=quiet)
     if resume and state is None:
         console.say("no checkpoint yet: this run starts at step 0")
+    if state and state.get("loss_sha256") != code:
+        console.say(f"warning: the file of {name} has changed since this run's last checkpoint")
     cpu_offset = done["cpu_seconds"] - time.process_time()
 
     def held_out() -> dict[str, float]:
         result = evaluate(policy, task, words, max_new_tokens=config.max_new_tokens)
-        return {"eval/exact": result.exact, "eval/correctness": result.correctness}
+        parts = {f"eval/exact/{name}": exact for name, exact in result.by_task.items()}
+        total = {"eval/exact": result.exact, "eval/correctness": result.correctness}
+        return total | (parts if len(parts) > 1 else {})
 
     def save() -> None:
         done["cpu_seconds"], done["log_bytes"] = cpu_offset + time.process_time(), log.sync()
         values = {
             "loss": name,
+            "loss_sha256": code,
             "model": policy.state(),
-            "optimizer": learner.optimizer.state_dict(),
-            "updates": learner.updates,
+            "learner": learner.state(),
             "position": stream.position,
             "generator": generator.get_state(),
             "done": done,
@@ -153,7 +160,8 @@ def train(
                 if recorder:
                     save_record(recorder.record(), folder)
                 metrics = {"step": step, **metrics, **(updated or {"groups/trained": 0})}
-                done["idle"] = 0 if updated else done["idle"] + 1
+                favours = batch is not None and learner.has_contrast(batch)
+                done["idle"] = 0 if favours else done["idle"] + 1
                 check_signal(done["idle"], metrics)
                 seconds = time.monotonic() - started
                 if step % config.eval_every == 0 or step == config.steps:
@@ -208,8 +216,8 @@ def verdict(history: list[dict[str, Any]]) -> str:
 
 def collect(
     sampler: Sampler,
-    task: Spelling,
-    stream: WordStream,
+    task: Task,
+    stream: Stream,
     learner: Learner,
     generator: torch.Generator,
     recorder: Recorder | None = None,
@@ -232,7 +240,8 @@ def collect(
             batch = batch.take(keep)
         if len(batch.rewards):
             kept.append(batch)
-    means = {name: sum(m[name] for m in metrics) / len(metrics) for name in metrics[0]}
+    found = {name: [m[name] for m in metrics if name in m] for m in metrics for name in m}
+    means = {name: sum(values) / len(values) for name, values in found.items()}
     means["tokens"] = sum(m["tokens"] for m in metrics)
     means["groups/sampled"] = len(metrics) * config.prompts
     if not kept:
@@ -243,7 +252,7 @@ def collect(
 
 
 def sample_and_score(
-    sampler: Sampler, task: Spelling, words: list[str], config: Config, generator: torch.Generator
+    sampler: Sampler, task: Task, words: list, config: Config, generator: torch.Generator
 ) -> tuple[StepBatch, dict[str, float], list[Sample]]:
     """`group` responses to each word's prompt, scored; what they say as numbers; a few."""
     policy, entries = sampler.policy, [task.entry(word) for word in words]
@@ -258,21 +267,29 @@ def sample_and_score(
     texts = [policy.text(row) for row in responses.tokens.tolist()]
     ended = (responses.tokens == policy.end_id).any(1)
     parts = [
-        task.score(text, entries[i // config.group], ended=end)
-        for i, (text, end) in enumerate(zip(texts, ended.tolist(), strict=True))
+        task.score(
+            text, entries[i // config.group], ended=end, tokens=length, limit=config.max_new_tokens
+        )
+        for i, (text, end, length) in enumerate(
+            zip(texts, ended.tolist(), responses.mask.sum(1).tolist(), strict=True)
+        )
     ]
 
     def grouped(values: list[float]) -> torch.Tensor:  # (prompts, group)
         return torch.tensor(values, device=policy.device).view(len(words), config.group)
 
-    correctness = grouped([p.correctness for p in parts])
-    formatted = grouped([p.format for p in parts])
     exact = grouped([p.exact for p in parts])
-    rewards = config.reward_correctness * correctness + config.reward_format * formatted
+    parts = {name: grouped([getattr(p, name) for p in parts]) for name in PARTS}
+    rewards = sum(getattr(config, f"reward_{name}") * parts[name] for name in PARTS)
+    if config.overlong == "penalty":
+        lengths = responses.mask.sum(1).view_as(rewards)
+        parts["overlong"] = overlong_penalty(
+            lengths, max_length=config.max_new_tokens, cache=config.overlong_cache
+        )
+        rewards = rewards + parts["overlong"]
     metrics = {
         "reward/mean": rewards.mean().item(),
-        "reward/correctness": correctness.mean().item(),
-        "reward/format": formatted.mean().item(),
+        **{f"reward/{name}": part.mean().item() for name, part in parts.items()},
         "reward/exact": exact.mean().item(),
         "groups/contrast": 1 - zero_contrast_share(rewards),
         "entropy": sampled_entropy(responses.logp, responses.mask),
@@ -280,6 +297,9 @@ def sample_and_score(
         "length/truncated": 1 - ended.float().mean().item(),
         "tokens": int(responses.mask.sum()),
     }
+    if len(task.tasks) > 1:
+        right = by_task(entries, exact.mean(1).tolist())
+        metrics |= {f"reward/exact/{name}": share for name, share in right.items()}
     batch = StepBatch(
         prompts=prompts,
         rewards=rewards,
@@ -287,10 +307,9 @@ def sample_and_score(
         tokens=responses.tokens,
         mask=responses.mask,
         logp_sampler=responses.logp,
-        correctness=correctness,
-        format=formatted,
+        parts=parts,
     )
-    names = [str(e["metadata"].get("word", e["question"])) for e in entries]
+    names = [task.label(entry) for entry in entries]
     return batch, metrics, pick_samples(names, texts, rewards.tolist())
 
 
@@ -300,14 +319,16 @@ def learn(
     """All updates on one batch of samples; None if no group can teach anything."""
     if recorder and batch:
         recorder.see(batch)
-    batch = learner.prepare(batch) if batch else None
-    if batch is None:
+    batch = learner.measure(batch) if batch else None
+    if batch is None or not learner.teaches(batch).any():
         return None
-    metrics: dict[str, Any] = {"groups/trained": len(batch.rewards)}
-    for epoch in range(learner.config.epochs):
-        if recorder:
-            recorder.before_update()
-        metrics |= learner.update(batch, fresh=epoch == 0)
+    metrics, fresh = learner.describe(batch), True
+    for _ in range(learner.config.epochs):
+        for part in learner.minibatches(batch):
+            if recorder:
+                recorder.before_update()
+            metrics |= learner.update(part, fresh=fresh)
+            fresh = False
     return metrics
 
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from llm_trainer.config import ConfigError, RunError, build
+from llm_trainer.config import ConfigError, RunError
+from llm_trainer.invariants import InvariantError
 from llm_trainer.models import load_policy
 from llm_trainer.rollout import OwnSampler
-from llm_trainer.step import InvariantError, Learner, NonFiniteError
+from llm_trainer.step import Learner, NonFiniteError
 from llm_trainer.task import WordStream
 from llm_trainer.train import collect
 from policy_gradients.algorithms import ALGORITHMS, grpo_loss
@@ -35,10 +36,7 @@ def samples(learner, spelling, seed=0):
 
 def gradient(learner, batch):
     """Flat gradient of a step, without clipping and without changing a weight."""
-    learner.optimizer.zero_grad()
-    for piece in batch.micro_batches(learner.config.micro_batch):
-        logp = learner.log_probs(learner.policy, piece)
-        learner.backward(learner.loss_inputs(piece, logp), logp)
+    learner.gradients(batch, learner.config.micro_batch)
     return torch.cat([p.grad.flatten() for p in learner.policy.model.parameters()])
 
 
@@ -76,13 +74,8 @@ def test_dropping_silent_groups_changes_no_gradient(make_learner, spelling, algo
     kept = learner.prepare(seen)
     assert len(kept.rewards) == 3
     assert (kept.sequences, kept.total_tokens) == (16, int(seen.mask.sum()))
-    everyone = replace(
-        seen,
-        advantages=learner.row.advantage(seen.rewards).reshape(-1, 1),
-        logp_old=seen.logp_sampler,
-        sequences=16,
-        total_tokens=int(seen.mask.sum()),
-    )
+    everyone = learner.measure(seen)
+    assert len(everyone.rewards) == 4
     assert apart(gradient(learner, everyone), gradient(learner, kept)) <= 1e-5
 
 
@@ -225,7 +218,7 @@ def test_a_learners_loss_gets_the_rows_kl(make_learner, spelling):
     for learner in (row, own):  # away from the reference, so that the KL has a gradient
         learner.update(batch, fresh=True)
     assert apart(gradient(row, batch), gradient(own, batch)) <= 1e-6
-    own.kl_loss = None
+    own.loss.kl = None
     assert apart(gradient(row, batch), gradient(own, batch)) > 1e-2
 
 
@@ -237,8 +230,8 @@ def test_a_kl_in_the_loss_is_the_rows_own(make_learner, spelling):
     logp = learner.frozen_log_probs(learner.policy, batch).requires_grad_()
     inputs = learner.loss_inputs(batch, logp)
     whole = learner.row.loss(inputs)
-    assert learner.backward(inputs, logp)[0] == pytest.approx(whole.item(), abs=1e-6)
-    assert whole.item() != pytest.approx(learner.policy_loss(inputs).item(), abs=1e-3)
+    assert learner.policy_gradient(inputs)[0] == pytest.approx(whole.item(), abs=1e-6)
+    assert whole.item() != pytest.approx(learner.loss.policy(inputs).item(), abs=1e-3)
     whole.backward()
     expected = gradient_at(logp.grad, learner, batch)
     assert apart(expected, gradient(learner, batch)) <= 1e-5
@@ -316,8 +309,3 @@ def test_gradient_checkpointing_changes_no_gradient(make_learner, spelling):
     lean = make_learner(shared_prefix=False, gradient_checkpointing=True)
     lean.policy.model.train()
     assert apart(gradient(plain, batch), gradient(lean, batch)) <= 1e-5
-
-
-def test_a_critic_is_refused_until_there_is_one():
-    with pytest.raises(ConfigError, match="'ppo': it needs a critic, and this trainer has none"):
-        build({"algorithm": "ppo"})
