@@ -10,7 +10,9 @@ data sets of seeds 42 and 43 share all but one item. spell_backward is split by 
 other task by the md5 of the question's text.
 
 Left out: near-copies. Two questions that differ only in their wording or in the order of their
-parts may land on different sides.
+parts may land on different sides. And six tasks of reasoning-gym 0.1.25 (isomorphic_strings,
+knight_swap, list_functions, polynomial_multiplication, ransom_note, word_ladder) make items that
+depend on Python's hash seed: the sides hold, but runs repeat only with PYTHONHASHSEED set.
 """
 
 import copy
@@ -215,8 +217,8 @@ class Generated(Task):
             seen.add(entry["question"])
             if is_hidden(entry["question"]):
                 found.setdefault(entry["question"], entry)
-            if len(found) == count and len(seen) > count:  # some are left to train on
-                return list(found.values())
+            if len(found) >= count and len(seen) > len(found):  # some are left to train on
+                return list(found.values())[:count]
         require(
             False,
             f"task.held_out = {count}: {tries} items of {self.name} have {len(seen)} different "

@@ -1,6 +1,6 @@
 """GRPO's loss written out by hand, to be changed. From the top of the repository:
 
-    python -m llm_trainer train --loss llm_trainer/examples/my_loss.py:grpo --set output_dir=runs/mine
+    python -m llm_trainer train --loss llm_trainer/examples/my_loss.py:grpo
 
 It is called with four tensors and with those of these keywords that it takes: eps_low, eps_high;
 sequences, tokens (responses and response tokens of the whole step), length (the token limit).
