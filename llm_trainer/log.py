@@ -206,12 +206,9 @@ ROWS = {
         ("trained", "groups/trained", ".0f"),
     ],
     "update": [
+        ("gradient", "grad_norm", ".2f"),
         ("clip high", "clip/high", ".1%"),
         ("clip low", "clip/low", ".1%"),
-        ("KL old", "kl/old", ".4f"),
-        ("KL ref", "kl/ref", ".4f"),
-        ("gradient", "grad_norm", ".2f"),
-        ("lr", "lr", ".1e"),
         ("sampler weight", "importance/mean", ".3f"),
         ("capped", "importance/capped", ".1%"),
     ],
@@ -220,10 +217,15 @@ ROWS = {
         ("explained variance", "critic/explained_variance", ".2f"),
         ("value", "value/mean", ".3f"),
     ],
-    "responses": [
+    "policy": [
         ("entropy", "entropy", ".3f"),
+        ("KL old", "kl/old", ".4f"),
+        ("KL ref", "kl/ref", ".4f"),
+    ],
+    "responses": [
         ("length", "length/mean", ".1f"),
         ("truncated", "length/truncated", ".1%"),
+        ("tokens/s", "time/tokens_per_second", ",.0f"),
     ],
 }
 BRIEF = [  # one line a step, where lines stay
@@ -297,17 +299,16 @@ class Console:
         for label, row in ROWS.items():
             lines += _labelled(label, _numbers(metrics, row), width)
         exact = [f"{line['eval/exact']:.1%} at {line['step']}" for line in self.evaluations]
-        shown = exact[:1] + exact[1:][-4:]  # where it came from, and where it is going
+        shown = exact[:1] + exact[1:][-3:]  # where it came from, and where it is going
         lines += _labelled("held-out", [f"exact {shown[0]}", *shown[1:]] if shown else [], width)
         table = [_sample(sample, width - LABEL) for sample in samples]
         return lines + _labelled("samples", table, width, apart=True)
 
     def _progress(self, metrics: dict[str, Any]) -> list[str]:
         step = metrics["step"]
-        filled = round(20 * step / max(1, self.steps))
-        bar = "━" * filled + "─" * (20 - filled) if self._can("━─") else f"{'#' * filled:.<20}"
-        pace = _numbers(metrics, [("tokens/s", "time/tokens_per_second", ",.0f")])
-        return [self.title, f"step {step}/{self.steps}", bar, self._left(step), *pace]
+        filled = round(16 * step / max(1, self.steps))
+        bar = "━" * filled + "─" * (16 - filled) if self._can("━─") else f"{'#' * filled:.<16}"
+        return [self.title, f"step {step}/{self.steps}", bar, self._left(step)]
 
     def _left(self, step: int) -> str:
         """Steps per second and the time left; both count evaluations and checkpoints in."""
@@ -394,7 +395,8 @@ def _flow(items: list[str], width: int, *, indent: int) -> list[str]:
 
 def _sample(sample: Sample, width: int) -> str:
     """reward, place in the group, prompt → response."""
-    head = f"{sample.reward:5.2f}  {sample.place:<11}  "
+    place = f"{sample.place:<11}" if width >= 60 else f"{sample.place.partition(' ')[0]:<5}"
+    head = f"{sample.reward:5.2f}  {place}  "
     prompt = _fit(_visible(sample.prompt), max(8, (width - len(head)) // 3))
     response = _fit(_visible(sample.response), max(8, width - len(head) - _cells(prompt) - 3))
     return f"{head}{prompt} → {response}"
