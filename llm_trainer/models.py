@@ -301,7 +301,7 @@ def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
         f"model = {source!r}: its tokenizer has {len(tokenizer)} tokens, the network only {rows}",
     )
     require(not getattr(model, "_hf_peft_config_loaded", False), only_adapters)
-    end_id = tokenizer.eos_token_id
+    end_id = end_token(tokenizer, model)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end_id
     # eval() switches dropout off: with it the ratio would differ from 1 at unchanged weights.
     policy = Policy(model.to(device).eval(), tokenizer, end_id, pad_id, device, dtype)
@@ -309,6 +309,7 @@ def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
         policy.prompt("test")
     except Exception as error:  # a template is a program of the model's own
         raise ConfigError(f"model = {source!r}: its chat template fails: {error}") from None
+    check_network(policy, source)
     try:
         if config.gradient_checkpointing:
             # The name changes with transformers 6.
@@ -323,6 +324,68 @@ def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
     except ValueError as error:
         raise ConfigError(f"model = {source!r}: {first_line(error)}") from None
     return policy
+
+
+def end_token(tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> int:
+    """The one token that ends a response: what the chat template writes after an answer.
+
+    A model may name several end tokens (Qwen: <|im_end|> and <|endoftext|>; Gemma's tokenizer names
+    one that no answer ends with). Of these only the template's ends a turn in the conversations the
+    model has seen; any other is an ordinary token here. Where the template writes none of them it
+    is the tokenizer's.
+    """
+    named = getattr(model.generation_config, "eos_token_id", None)
+    named = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])}
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "ANSWER"}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except Exception:  # this template only writes prompts
+        return tokenizer.eos_token_id
+    after = tokenizer(text.rpartition("ANSWER")[2], add_special_tokens=False)["input_ids"]
+    return next((token for token in after if token in named), tokenizer.eos_token_id)
+
+
+@torch.no_grad()
+def check_network(policy: Policy, source: str) -> None:
+    """Refuse a network that sampling and training would run differently from the model's own way.
+
+    Two prompts of different lengths, padded on the left, and their last token through the attention
+    cache must give what each gives alone, without padding or cache, body and head run apart.
+
+    Raises ConfigError, so for recurrent networks (Mamba, RWKV), whose cache cannot be repeated for
+    a group, and for those that take no positions.
+    """
+    prompt, wanted = policy.prompt("test"), []
+    missing = len(prompt) // 2
+    padded = [policy.pad_id] * missing + prompt[missing:]
+    tokens = torch.tensor([prompt, padded], device=policy.device)
+    attention = torch.ones_like(tokens)
+    attention[1, :missing] = 0
+    positions = (attention.cumsum(1) - 1).clamp(min=0)
+    try:
+        cache = policy.new_cache()
+        policy.forward(tokens[:, :-1], attention[:, :-1], positions[:, :-1], cache=cache)
+        cache.batch_repeat_interleave(2)
+        cache.batch_select_indices(torch.tensor([0, 2], device=policy.device))
+        found = policy.forward(tokens[:, -1:], attention, positions[:, -1:], cache=cache)[:, -1]
+        for row in (tokens[:1], tokens[1:, missing:]):
+            alone = torch.ones_like(row)
+            states = policy.hidden(row, alone, alone.cumsum(1) - 1)
+            wanted.append(policy.logits(states[0, -1:]))
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"model = {source!r}: {type(policy.model).__name__} cannot be run with positions, left "
+            f"padding and an attention cache for a group: {first_line(error)}"
+        ) from None
+    off = (found.log_softmax(-1) - torch.cat(wanted).log_softmax(-1)).abs().mean().item()
+    require(
+        off <= (1e-3 if policy.dtype == torch.float32 else 0.5),
+        f"model = {source!r}: with left padding, an attention cache and its head run apart, "
+        f"{type(policy.model).__name__} gives other probabilities than by itself, {off:.2g} nats a "
+        "token apart: its samples could not be scored",
+    )
 
 
 def pick_device(name: str) -> torch.device:
