@@ -1,4 +1,4 @@
-"""Command line: python -m llm_trainer {train,evaluate,warmstart,fields} …
+"""Command line: python -m llm_trainer {train,evaluate,estimate,report,warmstart,fields} …
 
 A configuration that cannot work ends in one message and exit code 2, before anything is written.
 transformers and reasoning-gym take seconds to import, so each command does it after that check.
@@ -67,6 +67,14 @@ def parser() -> argparse.ArgumentParser:
     two.add_argument("--k", type=int, nargs="+", help="pass@k for these k (1 and all samples)")
     two.add_argument("--temperature", type=float, help="of these samples (default: the run's)")
     two.add_argument("--top-p", type=float, default=1.0, help="of these samples (default: 1)")
+    three = add("estimate", run_estimate, "memory of a run by part, before anything is loaded")
+    three.add_argument("--memory", type=float, help="GB of the GPU (default: this one's, or 24)")
+    three.add_argument("--prompt-tokens", type=int, default=128, help="length of prompts (128)")
+    about = "draw the metrics of a run, or of several compared, and print what they reached"
+    four = commands.add_parser("report", help=about, description=about)
+    four.set_defaults(command=run_report)
+    four.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="a run's folder")
+    four.add_argument("--out", type=Path, default=Path("report.png"), help="(report.png)")
     add("warmstart", run_warmstart, "build the tiny model's warm start, or show where it is")
     add("fields", run_fields, "list every field of the configuration")
     return top
@@ -155,6 +163,27 @@ def sampling(options: argparse.Namespace) -> list[int]:
     require(hot is None or 1e-3 <= hot < math.inf, f"--temperature {hot}: 0.001 or more")
     require(0 < options.top_p <= 1, f"--top-p {options.top_p}: above 0, to 1")
     return sorted(set(ks or [1, n]))
+
+
+def run_estimate(options: argparse.Namespace) -> int:
+    config = configuration(options)
+    given, prompt = options.memory, options.prompt_tokens
+    require(given is None or 0 < given < 1e6, f"--memory {given}: GB of the GPU, above 0")
+    require(prompt >= 1, f"--prompt-tokens {prompt}: 1 or more")
+    from llm_trainer.memory import memory_of_this_machine, report
+
+    text, fits = report(config, memory=given or memory_of_this_machine(), prompt=prompt)
+    print(text)
+    return 0 if fits else 1
+
+
+def run_report(options: argparse.Namespace) -> int:
+    from llm_trainer.report import figure, load_runs, save, table
+
+    runs = load_runs(options.folders)
+    save(figure(runs), options.out)
+    print(f"{table(runs)}\n\nfigure: {options.out}")
+    return 0
 
 
 def run_warmstart(options: argparse.Namespace) -> int:

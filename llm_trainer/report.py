@@ -13,6 +13,7 @@ configuration: a line is the mean of its seeds, the band reaches from the smalle
 Left out: `loss`, whose value says little (README.md), and significance tests: look at the band.
 """
 
+import io
 import itertools
 import json
 import math
@@ -23,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import matplotlib.pyplot as plt  # noqa: F401  (so that a notebook knows how to show a figure)
 import numpy as np
 import yaml
 from matplotlib.axes import Axes
@@ -258,6 +258,15 @@ PANELS = [
 ]
 
 
+class Page(Figure):
+    """A figure that a notebook shows as it is, whether or not it uses pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
+
+
 def figure(runs: Sequence[Run], *, columns: int = 3) -> Figure:
     """A panel per metric that the runs logged; metrics that never left 0 are named below instead.
 
@@ -273,7 +282,8 @@ def figure(runs: Sequence[Run], *, columns: int = 3) -> Figure:
     rows = max(1, math.ceil(len(shown) / columns))
     window = 1 + 2 * (max(run.lines[-1]["step"] for run in runs) // 50)
     with matplotlib.rc_context(STYLE):
-        page = Figure(figsize=(4.2 * columns, 2.35 * rows + 1.1), layout="constrained", dpi=100)
+        size = (4.2 * columns, 2.35 * rows + 1.1)
+        page = Page(figsize=size, layout="constrained", dpi=100, facecolor="white")
         axes = page.subplots(rows, columns, squeeze=False, sharex=True).flatten()
         for axis, panel in zip(axes, shown, strict=False):
             _draw(axis, panel, groups, 1 if panel.raw else window)
@@ -288,6 +298,7 @@ def figure(runs: Sequence[Run], *, columns: int = 3) -> Figure:
         page.legend(
             handles, labels, loc="outside upper left", ncols=_fitting(labels, columns), fontsize=10
         )
+        page.align_ylabels()
         page.supxlabel(_caption(groups, window, flat), fontsize=8.5, x=0.01, ha="left", color=INK)
     return page
 
@@ -320,20 +331,24 @@ def _draw(axis: Axes, panel: Panel, groups: Sequence[Group], window: int) -> Non
     axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axis.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     axis.yaxis.set_major_formatter(
-        FuncFormatter(lambda y, _: f"{100 * y:.3g} %" if panel.percent else f"{y:.3g}")
+        FuncFormatter(lambda y, _: f"{100 * y:g} %" if panel.percent else f"{y:g}")
     )
     if panel.metric == "eval/exact":
         axis.set_yticks([0, 0.25, 0.5, *LEVELS])
         for level in LEVELS:
             axis.axhline(level, color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
     for number, group in enumerate(groups):
-        _draw_group(axis, panel.metric, group, window, shift=number / len(groups))
+        _draw_group(axis, panel.metric, group, window, number, len(groups))
     axis.margins(y=0.12)
     axis.set_ylim(*panel.limits)
+    if panel.limits[0] == 0:
+        axis.set_ylim(bottom=-0.02 * axis.get_ylim()[1])  # a line at 0 is seen whole
 
 
-def _draw_group(axis: Axes, metric: str, group: Group, window: int, *, shift: float) -> None:
-    """Mean and band over the seeds; `shift`, 0 to 1, keeps two lines' markers apart."""
+def _draw_group(
+    axis: Axes, metric: str, group: Group, window: int, number: int, groups: int
+) -> None:
+    """Mean and band over the seeds; the `number` of all `groups` keeps markers apart."""
     logged = [series for run in group.runs if len((series := run.series(metric))[0])]
     if not logged:
         return
@@ -347,11 +362,11 @@ def _draw_group(axis: Axes, metric: str, group: Group, window: int, *, shift: fl
         axis.plot(steps[steps >= end], smooth[steps >= end], color=colour, linewidth=0.8)
     if len(logged) > 1:
         low, high = np.nanmin(seeds, 0), np.nanmax(seeds, 0)
-        axis.fill_between(common, low, high, color=colour, alpha=0.18, linewidth=0)
+        axis.fill_between(common, low, high, color=colour, alpha=0.5 / (groups + 2), linewidth=0)
     elif window > 1:
         axis.plot(*logged[0], color=colour, linewidth=0.6, alpha=0.35)
     every = max(1, len(common) // 6)
-    marks = (round(every * shift), every)
+    marks = (round(every * number / groups), every)
     axis.plot(common, np.nanmean(seeds, 0), **group.look, markevery=marks)
 
 
@@ -433,4 +448,4 @@ def save(page: Figure, path: str | Path) -> None:
         f"--out {path}: the ending must be one of {', '.join(sorted(known))}",
     )
     require(path.parent.is_dir(), f"--out {path}: no folder {path.parent}")
-    page.savefig(path, dpi=130, facecolor="white")
+    page.savefig(path, dpi=130)
