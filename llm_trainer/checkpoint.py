@@ -22,7 +22,7 @@ from llm_trainer.config import Config, ConfigError, TaskConfig, first_line, load
 from llm_trainer.log import LOG, writing
 from llm_trainer.models import Policy
 from llm_trainer.record import FOLDER, PATTERN, Record, record_path
-from llm_trainer.task import Spelling
+from llm_trainer.task import Spelling, Task
 
 RUN, STATE, WRITTEN, BUILDING = "run.yaml", "checkpoint.pt", "written.txt", ".building"
 OWN = [RUN, STATE, LOG, WRITTEN, BUILDING, *(f"{name}.tmp" for name in (RUN, STATE, WRITTEN))]
@@ -144,22 +144,31 @@ def load_state(folder: Path, loss: str) -> dict[str, Any] | None:
     return state
 
 
-def check_unseen(folder: str | Path, task: Spelling) -> None:
-    """ConfigError if the model in `folder` was trained on words that `task` holds out."""
+def check_unseen(folder: str | Path, task: Task) -> None:
+    """ConfigError if the model in `folder` was trained on words that `task` holds out.
+
+    Only spell_backward has a split that is configured; that of other tasks is always the same.
+    """
     run, start = Path(folder) / RUN, Path(folder) / "warmstart.json"
+    spelling = task.tasks.get(Spelling.name)
+    if spelling is None:
+        return
     if run.is_file():
-        before = load(run).task
+        config = load(run)
+        before = config.task
+        if config.model != "tiny" and Spelling.name not in before.mixture:
+            return check_unseen(config.model, task)  # what it started from may have seen words
     elif start.is_file():
         before = TaskConfig(**json.loads(start.read_text(encoding="utf-8"))["key"][1])
     else:
         return
     seen = {word.lower() for word in Spelling(before).train}
-    count = sum(word.lower() in seen for word in task.held_out)
+    count = sum(word.lower() in seen for word in spelling.held_out)
     split = ", ".join(f"task.{k}={getattr(before, k)}" for k in SPLIT)
     require(
         count == 0,
-        f"task: {count} of its {len(task.held_out)} held-out words were trained on by the model in "
-        f"{folder}; use its own split: {split}",
+        f"task: {count} of its {len(spelling.held_out)} held-out words were trained on by the "
+        f"model in {folder}; use its own split: {split}",
     )
 
 

@@ -1,6 +1,7 @@
 """The command line: what is refused, how it says so, and that it leaves nothing behind."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -102,6 +103,11 @@ def test_train_then_evaluate_from_the_command_line(capsys, tmp_path, model_folde
         assert words in shown
     assert main(["evaluate", str(tmp_path / "run")]) == 0
     assert "of 20 held-out words" in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path / "run"), "--samples", "4", "--k", "4", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 samples each at temperature 1, top-p 1; standard errors over the 20 words" in shown
+    (two,), (four,) = (re.findall(rf"pass@{k} (.*)% \(standard error .*%\)", shown) for k in (2, 4))
+    assert 0 <= float(two) <= float(four) <= 100
     assert main(train) == 2
     assert "already holds" in capsys.readouterr().err
     assert main([*train, "--resume"]) == 0  # already finished: nothing to do
@@ -144,8 +150,45 @@ def test_words_that_a_model_was_trained_on_are_not_called_held_out(
             message = capsys.readouterr().err
             assert "held-out words were trained on by the model in" in message
             assert "task.max_letters=7, task.held_out=1000" in message
+        one = ["task.mixture={leg_counting: 1}", "eval_words=5"]  # no words, so no split of words
+        assert main(["evaluate", str(folder), "--set", *one, "task.max_letters=5"]) == 0
         fewer = ["task.held_out=100", "eval_words=5"]  # a part of what was held out
         assert main(["evaluate", str(folder), "--set", *fewer]) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--k", "3"], "--k needs --samples"),
+        (["--samples", "4", "--k", "1", "5"], "--k 5: pass@5 needs 1 to --samples 4"),
+        (["--samples", "4", "--k", "0"], "--k 0"),
+        (["--samples", "-4"], "--samples -4"),
+        (["--samples", "4", "--top-p", "0"], "--top-p 0.0: above 0, to 1"),
+        (["--samples", "4", "--top-p", "1.5"], "--top-p 1.5"),
+        (["--samples", "4", "--temperature", "0"], "--temperature 0.0"),
+        (["--samples", "4", "--temperature", "nan"], "--temperature nan"),
+    ],
+)
+def test_evaluate_refuses_what_cannot_be_sampled(capsys, given, says):
+    assert main(["evaluate", *given]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_task_that_does_not_exist_is_refused_before_anything_is_written(capsys, tmp_path):
+    folder = tmp_path / "run"
+    code = main(["train", "--set", f"output_dir={folder}", "task.mixture={leg_countin: 1}"])
+    assert code == 2
+    assert "no task 'leg_countin'; did you mean 'leg_counting'" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_words_seen_before_a_run_without_words_are_remembered(capsys, make_config):
+    """The run itself never drew a word, but the model it started from did."""
+    config = make_config(steps=0, task={"mixture": {"leg_counting": 1}, "held_out": 10})
+    train(config, quiet=True)
+    words = ["task.mixture={spell_backward: 1}", "task.max_letters=5", "task.held_out=1000"]
+    assert main(["evaluate", config.output_dir, "--set", *words]) == 2
+    assert "held-out words were trained on by the model in" in capsys.readouterr().err
 
 
 def test_evaluate_says_what_is_not_there(capsys, tmp_path):
