@@ -19,7 +19,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,21 +149,25 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
         for name in names
         if name not in FREE | {"algorithm"} and len({repr(s.get(name)) for s in settings}) > 1
     ]
-    groups, seen = [], {}
+    labels = []
     for group, values in zip(members.values(), settings, strict=True):
-        name = _name(group[0])
         extra = [f"{d}={_short(values[d])}" for d in differ if d in values]
-        if len(differ) > MOST_DIFFERENCES:
-            extra = [f"as in {group[0].folder}"]
+        many = len(differ) > MOST_DIFFERENCES
+        labels.append(", ".join([_name(group[0]), *(() if many else extra)]))
+    groups, seen = [], {}
+    for label, group in zip(labels, members.values(), strict=True):
+        if len(differ) > MOST_DIFFERENCES or labels.count(label) > 1:
+            label = f"{label}, as in {group[0].folder}"
+        name = _name(group[0])
         seen[name] = seen.get(name, -1) + 1
-        groups.append(Group(", ".join([name, *extra]), group, _look(name, seen[name])))
+        groups.append(Group(label, group, _look(name, seen[name])))
     return groups
 
 
 def _name(run: Run) -> str:
     """The algorithm, or the learner's loss that took its place."""
     own = run.loss and not run.loss.endswith("(the row's)")
-    return f"{run.loss} (own loss)" if own else run.config["algorithm"]
+    return f"{run.loss.partition(' (sha256')[0]} (own loss)" if own else run.config["algorithm"]
 
 
 def _short(value: Any) -> str:
@@ -275,10 +279,10 @@ def figure(runs: Sequence[Run], *, columns: int = 3) -> Figure:
     as they are. Where the runs of a configuration end at different steps, mean and band end with
     the shortest and the others go on as thin lines.
     """
-    groups = grouped(runs)
-    largest = {p: max(np.abs(r.series(p.metric)[1]).max(initial=-1) for r in runs) for p in PANELS}
-    shown = [panel for panel in PANELS if largest[panel] > ROUNDING]
-    flat = [panel.title for panel in PANELS if 0 <= largest[panel] <= ROUNDING]
+    groups, panels = grouped(runs), _panels(runs)
+    largest = {p: max(np.abs(r.series(p.metric)[1]).max(initial=-1) for r in runs) for p in panels}
+    shown = [panel for panel in panels if largest[panel] > ROUNDING]
+    flat = [panel.title for panel in panels if 0 <= largest[panel] <= ROUNDING]
     rows = max(1, math.ceil(len(shown) / columns))
     window = 1 + 2 * (max(run.lines[-1]["step"] for run in runs) // 50)
     with matplotlib.rc_context(STYLE):
@@ -301,6 +305,15 @@ def figure(runs: Sequence[Run], *, columns: int = 3) -> Figure:
         page.align_ylabels()
         page.supxlabel(_caption(groups, window, flat), fontsize=8.5, x=0.01, ha="left", color=INK)
     return page
+
+
+def _panels(runs: Sequence[Run]) -> list[Panel]:
+    """All that may be drawn: of a mixture of tasks each one's held-out exact too."""
+    first, *rest = PANELS
+    start = f"{first.metric}/"
+    tasks = {name for run in runs for name in run.lines[0] if name.startswith(start)}
+    each = [replace(first, metric=t, title=f"… of {t.removeprefix(start)}") for t in sorted(tasks)]
+    return [first, *each, *rest]
 
 
 def _fitting(labels: list[str], columns: int) -> int:
@@ -333,7 +346,7 @@ def _draw(axis: Axes, panel: Panel, groups: Sequence[Group], window: int) -> Non
     axis.yaxis.set_major_formatter(
         FuncFormatter(lambda y, _: f"{100 * y:g} %" if panel.percent else f"{y:g}")
     )
-    if panel.metric == "eval/exact":
+    if panel.metric.startswith("eval/exact"):
         axis.set_yticks([0, 0.25, 0.5, *LEVELS])
         for level in LEVELS:
             axis.axhline(level, color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
