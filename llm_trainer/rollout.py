@@ -1,21 +1,25 @@
 """Sample responses with our own decoding loop, and keep the log-probability of every token.
 
-Each prompt runs through the network once; its attention cache is then repeated for the G members
-of its group. Rows that have ended leave the batch. The sampler's log-probabilities [MAP-1] are of
-the distribution it really drew from: the softmax at the sampling temperature, nothing cut off.
+Each prompt runs through the network once. Responses to it that have been the same so far are one
+row of the network and of its attention cache: rows multiply where responses part and leave where
+they end. The sampler's log-probabilities [MAP-1] are of the distribution it really drew from: the
+softmax at the sampling temperature, nothing cut off.
+
+Left out: static caches and CUDA graphs. On a GPU a small model waits for its kernels' launches.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from einops import repeat
 from torch import Tensor
 from torch.nn import functional as F
 
 from llm_trainer.config import Config, RunError, require
 from llm_trainer.models import Policy
 from policy_gradients.logprobs import response_mask
+
+LOOK_EVERY = 8  # tokens
 
 
 @dataclass
@@ -77,47 +81,108 @@ def sample(
     Shapes: prompts (P, prompt_time) → responses (P·G, time), time ≤ max_new_tokens.
     Raises RunError for weights that are no longer finite.
     """
-    batch = len(prompts.tokens) * group
-    tokens = prompts.tokens.new_full((batch, max_new_tokens), policy.pad_id)
-    logp = torch.zeros(batch, max_new_tokens, device=policy.device)
+    # One context for all tokens: autocast keeps the bfloat16 copies of the weights until it ends.
+    mixed = policy.dtype != torch.float32
+    with torch.autocast(policy.device.type, dtype=policy.dtype, enabled=mixed):
+        tokens, logp = decode(
+            policy,
+            prompts,
+            group=group,
+            steps=max_new_tokens,
+            temperature=temperature,
+            generator=generator,
+            top_p=top_p,
+            merge=policy.device.type == "cpu",
+        )
+    mask = response_mask(tokens, eos_id=policy.end_id)
+    tokens, logp = tokens.masked_fill(~mask, policy.pad_id), logp.masked_fill(~mask, 0.0)
+    return Responses(tokens, mask, logp)
 
-    cache = policy.new_cache()
-    logits = policy.forward(
-        prompts.tokens, prompts.attention, prompts.positions, cache=cache, keep=1
-    )[:, -1]  # (prompts, vocabulary): each prompt once
+
+def decode(
+    policy: Policy,
+    prompts: Prompts,
+    *,
+    group: int,
+    steps: int,
+    temperature: float,
+    generator: torch.Generator | None,
+    top_p: float,
+    merge: bool,
+) -> tuple[Tensor, Tensor]:
+    """(tokens, logp), both (P·G, time); what stands after a response's end token means nothing.
+
+    merge: after every token the responses are looked through for those that ended and those that
+    are still alike; this is for a CPU, where every row costs. A GPU has rows to spare, and each
+    look makes the host wait for it: it looks every LOOK_EVERY tokens, for ended ones only. (That
+    leaves one wait per token that is not ours: transformers asks whether anything is padding.)
+    """
+    batch, device = len(prompts.tokens) * group, policy.device
+    tokens = prompts.tokens.new_full((batch, steps), policy.pad_id)
+    logp = torch.zeros(batch, steps, device=device)
+
+    cache, attention = policy.new_cache(), prompts.attention
+    position = prompts.lengths[:, None]  # (branches, 1) of the next token
+    logits = policy.forward(prompts.tokens, attention, prompts.positions, cache=cache, keep=1)
     if not torch.isfinite(logits).all():
         raise RunError("the policy's logits are NaN or infinite: its weights are. Try a smaller lr")
-    cache.batch_repeat_interleave(group)
-    logits = repeat(logits, "p v -> (p g) v", g=group)
-    attention = repeat(prompts.attention, "p t -> (p g) t", g=group)
-    position = repeat(prompts.lengths, "p -> (p g) 1", g=group)
-    alive = torch.arange(batch, device=policy.device)  # which rows are still being written
+    alive = torch.arange(batch, device=device)  # the responses still being written
+    branch = alive // group  # (alive,) the row of the network each of them follows
+    ended = torch.zeros_like(alive, dtype=torch.bool)
 
-    for step in range(max_new_tokens):
-        log_softmax = F.log_softmax(logits / temperature, dim=-1)  # (alive, vocabulary)
+    for step in range(steps):
+        logits = logits[:, -1]  # (branches, vocabulary)
+        log_softmax = F.log_softmax(logits / temperature, dim=-1)
         if top_p < 1:
             log_softmax = nucleus(log_softmax, top_p)
-        if generator is None:
-            chosen = logits.argmax(-1)
-        else:
-            chosen = torch.multinomial(log_softmax.exp(), 1, generator=generator).squeeze(1)
+        log_softmax = log_softmax[branch]  # (alive, vocabulary)
+        chosen = logits.argmax(-1)[branch] if generator is None else draw(log_softmax, generator)
         tokens[alive, step] = chosen
         logp[alive, step] = log_softmax.gather(1, chosen[:, None]).squeeze(1)
-
-        going = (chosen != policy.end_id).nonzero().squeeze(1)
-        if len(going) == 0 or step == max_new_tokens - 1:
+        ended |= chosen == policy.end_id
+        if step == steps - 1:
             break
-        if len(going) < len(alive):  # finished rows leave
-            cache.batch_select_indices(going)
-            alive, chosen = alive[going], chosen[going]
-            attention, position = attention[going], position[going]
-        attention = F.pad(attention, (0, 1), value=1)
-        logits = policy.forward(chosen[:, None], attention, position, cache=cache)[:, -1]
-        position = position + 1
 
-    time = step + 1
-    tokens, logp = tokens[:, :time], logp[:, :time]
-    return Responses(tokens, response_mask(tokens, eos_id=policy.end_id), logp)
+        if merge or step % LOOK_EVERY == 0:
+            going = (~ended).nonzero().squeeze(1)
+            if len(going) == 0:
+                break
+            alive, ended = alive[going], ended[going]
+            parent, chosen, branch = part(branch[going], chosen[going], logits.shape[1], merge)
+            if not torch.equal(parent, torch.arange(len(attention), device=device)):
+                cache.batch_select_indices(parent)
+                attention, position = attention[parent], position[parent]
+        attention = F.pad(attention, (0, 1), value=1)
+        logits = policy.forward(chosen[:, None], attention, position, cache=cache)
+        position = position + 1
+    return tokens[:, : step + 1], logp[:, : step + 1]
+
+
+def part(
+    branch: Tensor, chosen: Tensor, vocabulary: int, merge: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where responses on one branch chose different tokens, the branch parts.
+
+    branch, chosen : (alive,), the branch each response was on and the token it chose there
+    returns : (parent, token), both (new branches,), and (alive,) the branch each is on now
+
+    merge: responses that chose alike stay together; otherwise each gets a branch of its own.
+    """
+    if not merge:
+        return branch, chosen, torch.arange(len(branch), device=branch.device)
+    both, branch = torch.unique(branch * vocabulary + chosen, return_inverse=True)
+    return both // vocabulary, both % vocabulary, branch
+
+
+def draw(log_softmax: Tensor, generator: torch.Generator) -> Tensor:
+    """One token per row, token i with probability p_i: the first of exponential clocks of rate p_i.
+
+    torch.multinomial does the same, but checks its input first and so stops a GPU twice.
+
+    log_softmax (rows, vocabulary), nats → (rows,)
+    """
+    clocks = torch.empty_like(log_softmax).exponential_(generator=generator)
+    return (log_softmax.exp() / clocks).argmax(-1)
 
 
 def nucleus(log_softmax: Tensor, top_p: float) -> Tensor:
