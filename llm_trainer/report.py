@@ -241,6 +241,7 @@ PANELS = [
     Panel("reward/mean", "Reward", "weighted sum"),
     Panel("reward/correctness", "Correctness", "partial credit"),
     Panel("reward/format", "Format", "of samples", (0, 1.02), percent=True),
+    Panel("reward/exact", "Exact, sampled", "of samples", (0, 1.02), percent=True),
     Panel("reward/length", "Brevity", "1 − tokens/limit"),
     Panel("reward/overlong", "Overlong penalty", "reward"),
     Panel("groups/contrast", "Groups with contrast", "of groups drawn", (0, 1.02), percent=True),
