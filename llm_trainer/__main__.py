@@ -9,8 +9,6 @@ import math
 import sys
 from pathlib import Path
 
-import torch
-
 from llm_trainer.config import CONFIGS, Config, ConfigError, RunError, describe, load, require
 
 
@@ -26,8 +24,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"the run was stopped: {error}", file=sys.stderr)
         return 1
     except RuntimeError as error:
-        # torch.OutOfMemoryError, or the CPU allocator's RuntimeError
-        if "allocate memory" not in str(error) and not isinstance(error, torch.OutOfMemoryError):
+        from llm_trainer.oom import is_out_of_memory
+
+        if not is_out_of_memory(error):
             raise
         print(
             "out of memory: lower micro_batch, group or max_new_tokens, or set "
@@ -118,14 +117,15 @@ def run_evaluate(options: argparse.Namespace) -> int:
     policy = load_policy(config, options.folder or starting_model(config))
     words = task.held_out[: config.eval_words]
     result = evaluate(policy, task, words, max_new_tokens=config.max_new_tokens)
-    kind = "words" if list(task.tasks) == ["spell_backward"] else "questions"
+    only_words = list(task.tasks) == ["spell_backward"]
+    kind, unit = ("words", "letters") if only_words else ("questions", "characters")
     error = f"(standard error {result.standard_error:.1%})"
     print(f"exact {result.exact:.1%} of {len(words)} held-out {kind}, greedy {error}")
     print(f"partial credit {result.correctness:.3f}")
     for name, exact in result.by_task.items() if len(task.tasks) > 1 else ():
         print(f"  {name}: {exact:.1%}")
     for letters, exact in result.by_letters.items():
-        print(f"  {letters} letters: {exact:.1%}")
+        print(f"  {letters} {unit}: {exact:.1%}")
     for word, text, _ in [a for a in result.answers if not a[2]][:5]:
         print(f"  wrong: {word} → {text!r}")
     if options.samples:
@@ -148,7 +148,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
             mean, error = sampled.pass_at(k)
             print(f"pass@{k} {mean:.1%} (standard error {error:.1%})")
             for letters, share in sampled.pass_at_by_letters(k).items():
-                print(f"  {letters} letters: {share:.1%}")
+                print(f"  {letters} {unit}: {share:.1%}")
     return 0
 
 

@@ -20,7 +20,6 @@ import difflib
 import hashlib
 import random
 import re
-import textwrap
 from dataclasses import dataclass, fields
 from enum import Enum
 
@@ -72,8 +71,9 @@ class Task:
         return f"{instruction}\n{entry['question']}" if instruction else entry["question"]
 
     def label(self, entry: dict) -> str:
-        """The question in at most 60 characters, for people."""
-        return textwrap.shorten(entry["question"], 60, placeholder=" …")
+        """The end of the question, 60 characters at most, for people: there it differs most."""
+        text = " ".join(entry["question"].split())
+        return text if len(text) <= 60 else f"… {text[-58:]}"
 
     def score(
         self,

@@ -365,6 +365,12 @@ def test_reasoning_gyms_gifts_and_crashes_are_worth_nothing(name, answer):
     assert task.score(response, task.held_out[0]).correctness == 0
 
 
+def test_not_every_score_of_reasoning_gym_can_be_trained_on():
+    """The README warns of this one: it compares whether both texts are non-empty."""
+    task = load_task(TaskConfig(mixture={"game_of_life_halting": 1}, held_out=3))
+    assert all(task.score(tagged("pay me"), entry).exact == 1 for entry in task.held_out)
+
+
 def test_a_score_outside_zero_and_one_is_brought_inside(legs, monkeypatch):
     task, entry = legs
     for given, kept in ((1.5, 1), (-2.0, 0), (float("nan"), 0), (1 - 1e-12, 1 - 1e-12)):
