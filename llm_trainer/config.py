@@ -488,6 +488,17 @@ class Config(Section):
             "old_logprobs = 'sampler': in bfloat16 sampler and learner round differently, so the "
             "ratio would not start at 1; use auto or recompute",
         )
+        vllm = self.sampler == "vllm"
+        require(
+            not (vllm and self.old_logprobs == "sampler"),
+            "old_logprobs = 'sampler': vLLM rounds otherwise than the learner, so the ratio would "
+            "not start at 1; use auto or recompute",
+        )
+        require(
+            not (vllm and self.temperature < 0.01),
+            f"temperature = {self.temperature}: vLLM samples at 0.01 or more; use that, or "
+            "sampler = own",
+        )
         return self
 
 

@@ -8,6 +8,8 @@ softmax at the sampling temperature, nothing cut off.
 Left out: static caches and CUDA graphs. On a GPU a small model waits for its kernels' launches.
 """
 
+import hashlib
+import importlib.util
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -230,6 +232,29 @@ class OwnSampler:
 
 
 def make_sampler(policy: Policy, config: Config) -> Sampler:
-    """What `config.sampler` names. Raises ConfigError for vllm: it is not supported yet."""
-    require(config.sampler == "own", "sampler = 'vllm': not supported yet; use own")
+    """What `config.sampler` names."""
+    if config.sampler == "vllm":
+        from llm_trainer.vllm_rollout import VllmSampler
+
+        return VllmSampler(policy, config)
     return OwnSampler(policy)
+
+
+def check_sampler(config: Config) -> None:
+    """ConfigError if `config.sampler` names a package that is not installed."""
+    require(
+        config.sampler == "own" or importlib.util.find_spec(config.sampler) is not None,
+        f"sampler = {config.sampler!r}: it is not installed; pip install {config.sampler} on a "
+        "machine with a GPU, or use own",
+    )
+
+
+def worker_seed(seed: int, rank: int) -> int:
+    """A seed of its own for each process of a run; rank 0 keeps the run's.
+
+    seed + rank would not do: two runs with neighbouring seeds would share their samples.
+    """
+    if rank == 0:
+        return seed
+    digest = hashlib.sha256(f"{seed} {rank}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1  # below 2⁶³, as torch wants it

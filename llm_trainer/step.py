@@ -58,7 +58,9 @@ class Learner:
         self.optimizer = torch.optim.AdamW(
             groups, betas=(0.9, 0.99), weight_decay=config.weight_decay
         )
-        self.bounds = BOUNDS[policy.dtype]
+        self.bounds = dict(BOUNDS[policy.dtype])
+        if config.sampler == "vllm":  # other kernels round otherwise
+            self.bounds["agreement"] = BOUNDS[torch.bfloat16]["agreement"]
         self.updates = 0  # optimiser updates so far
         self.shuffle = torch.Generator().manual_seed(config.seed)  # of prompts into minibatches
         self.keep_sampler_logp = not config.recomputes_old

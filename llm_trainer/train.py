@@ -41,7 +41,7 @@ from llm_trainer.log import Console, Log, Sample, check_tracker, make_tracker, p
 from llm_trainer.losses import loss_name
 from llm_trainer.models import load_policy
 from llm_trainer.record import Recorder
-from llm_trainer.rollout import Sampler, make_sampler, pad_prompts
+from llm_trainer.rollout import Sampler, check_sampler, make_sampler, pad_prompts
 from llm_trainer.step import Learner, NonFiniteError
 from llm_trainer.task import Stream, Task, by_task, load_task
 from llm_trainer.tiny import warm_start
@@ -91,6 +91,7 @@ def train(
     Raises ConfigError (before anything is written), InvariantError, NonFiniteError, NoSignalError.
     """
     check_tracker(config)
+    check_sampler(config)
     folder = check_folder(config, resume=resume, overwrite=overwrite)
     name = loss_name(loss, config.algorithm)
     code = getattr(loss, "sha256", None)  # of the file that --loss read it from
