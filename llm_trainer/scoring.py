@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 from einops import repeat
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from llm_trainer.models import Policy
@@ -50,14 +49,16 @@ def score(
     """log π(y_t | s_t) = z_t[y_t] − log Σ_v exp z_t[v],  z = logits / temperature  [MAP-1]
 
     H_t = −Σ_v π(v) log π(v) where asked for  [MAP-2]. Equal to `token_log_probs` and `entropy` of
-    the model's logits up to rounding, in value and gradient; a second derivative raises
-    RuntimeError.
+    the model's logits up to rounding, in value and gradient; no second derivative.
 
     Args:
         prompts, tokens, mask: (P, prompt_time); (P·G, time); true on response tokens, (P·G, time).
         group: G, responses per prompt; those to one prompt are neighbours.
         shared: run each prompt once for its group.
         chunk: tokens whose logits are held at once.
+
+    Raises:
+        RuntimeError: a second derivative is asked for (create_graph=True).
     """
     before = response_states(policy, prompts, tokens, mask, group=group, shared=shared)
     rows = mask.flatten().nonzero().squeeze(1)  # (tokens,): where something is to be scored
@@ -76,14 +77,20 @@ def score(
 
 
 class ScoringModel(nn.Module):
-    """`score` as the forward of one module, for wrappers that act around a forward call."""
+    """`score` as the forward of one module, for wrappers that act around a forward call.
+
+    Returns the fields of `Scores` as a tuple, in which those wrappers look for tensors. Under FSDP
+    only for a plain head: any other runs the network once a chunk, and devices with fewer chunks
+    would wait for ever.
+    """
 
     def __init__(self, policy: Policy):
         super().__init__()
         self.policy, self.model = policy, policy.model
 
-    def forward(self, *args, **kwargs) -> Scores:
-        return score(self.policy, *args, **kwargs)
+    def forward(self, *args, **kwargs) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        scores = score(self.policy, *args, **kwargs)
+        return scores.logp, scores.entropy, scores.states
 
 
 def response_states(
@@ -103,13 +110,15 @@ def response_states(
     inputs = tokens[:, :-1]  # the last token predicts nothing
     positions = lengths + torch.arange(inputs.shape[1], device=tokens.device)
     if shared:
-        cache = policy.new_cache()
-        first = policy.hidden(prompts.tokens, prompts.attention, prompts.positions, cache=cache)
-        first = repeat(first[:, -1:], "p 1 w -> (p g) 1 w", g=group)  # predicts the first token
-        if inputs.shape[1] == 0:
-            return first
-        cache.batch_repeat_interleave(group)
-        return torch.cat([first, policy.hidden(inputs, attention, positions, cache=cache)], 1)
+        # One context for both passes: they keep the same bfloat16 copies of the weights.
+        with torch.autocast(policy.device.type, policy.dtype, policy.dtype != torch.float32):
+            cache = policy.new_cache()
+            first = policy.hidden(prompts.tokens, prompts.attention, prompts.positions, cache=cache)
+            first = repeat(first[:, -1:], "p 1 w -> (p g) 1 w", g=group)  # predicts the first token
+            if inputs.shape[1] == 0:
+                return first
+            cache.batch_repeat_interleave(group)
+            return torch.cat([first, policy.hidden(inputs, attention, positions, cache=cache)], 1)
     whole = torch.cat([repeat(prompts.tokens, "p t -> (p g) t", g=group), inputs], 1)
     positions = torch.cat([repeat(prompts.positions, "p t -> (p g) t", g=group), positions], 1)
     return policy.hidden(whole, attention, positions)[:, -tokens.shape[1] :]
@@ -129,8 +138,7 @@ class HeadLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, states, weight, bias, tokens, temperature, chunk, entropy):
-        wide = torch.promote_types(states.dtype, torch.float32)
-        logp, log_total = states.new_empty(2, len(states), dtype=wide)  # (tokens,) each
+        logp, log_total = torch.empty(2, len(states), dtype=wide(states), device=states.device)
         h = torch.empty_like(logp) if entropy else None
         for rows, z in chunks_of_logits(states, weight, bias, temperature, chunk):
             top = z.amax(1, keepdim=True)
@@ -149,15 +157,18 @@ class HeadLogProbs(torch.autograd.Function):
         return logp, h
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, to_logp, to_entropy):
+        if torch.is_grad_enabled():  # by create_graph=True
+            raise RuntimeError(
+                "scores can only be differentiated once (they are computed in place): drop "
+                "create_graph, or use token_log_probs of policy.forward"
+            )
         states, weight, bias, tokens, log_total, h = ctx.saved_tensors
         for_states, for_weight, for_bias = ctx.needs_input_grad[:3]
-        wide = log_total.dtype
         d_states = torch.empty_like(states) if for_states else None
-        d_weight = torch.zeros_like(weight, dtype=wide) if for_weight else None
-        d_bias = torch.zeros_like(bias, dtype=wide) if for_bias else None
-        cast = weight.to(states.dtype)
+        d_weight = torch.zeros_like(weight, dtype=wide(states)) if for_weight else None
+        d_bias = torch.zeros_like(bias, dtype=wide(states)) if for_bias else None
+        weight = weight.to(states.dtype)
         for rows, z in chunks_of_logits(states, weight, bias, ctx.temperature, ctx.chunk):
             g = to_logp[rows, None] / ctx.temperature
             z -= log_total[rows, None]  # log π
@@ -172,12 +183,17 @@ class HeadLogProbs(torch.autograd.Function):
                 d_bias += z.sum(0)
             z = z.to(states.dtype)
             if for_states:
-                torch.mm(z, cast, out=d_states[rows])
-            if for_weight and wide == states.dtype:
+                torch.mm(z, weight, out=d_states[rows])
+            if for_weight and d_weight.dtype == z.dtype:
                 d_weight.addmm_(z.T, states[rows])
             elif for_weight:
                 d_weight += z.T @ states[rows]
         return d_states, d_weight, d_bias, None, None, None, None
+
+
+def wide(tensor: Tensor) -> torch.dtype:
+    """Its dtype, or float32 if that is wider."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def chunks_of_logits(
@@ -196,8 +212,7 @@ def chunks_of_logits(
         torch.mm(states[rows], weight.T, out=z)
         if bias is not None:
             z += bias
-        if z.dtype == torch.bfloat16:
-            z = z.float()
+        z = z.to(wide(z))
         if temperature != 1:
             z /= temperature
         yield rows, z
