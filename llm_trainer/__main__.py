@@ -128,27 +128,27 @@ def run_evaluate(options: argparse.Namespace) -> int:
         print(f"  {letters} {unit}: {exact:.1%}")
     for word, text, _ in [a for a in result.answers if not a[2]][:5]:
         print(f"  wrong: {word} → {text!r}")
-    if options.samples:
-        temperature = options.temperature or config.temperature
-        sampled = evaluate_samples(
-            policy,
-            task,
-            words,
-            samples=options.samples,
-            max_new_tokens=config.max_new_tokens,
-            temperature=temperature,
-            top_p=options.top_p,
-            seed=config.seed,
-        )
-        print(
-            f"{options.samples} samples each at temperature {temperature:g}, top-p "
-            f"{options.top_p:g}; standard errors over the {len(words)} {kind}"
-        )
-        for k in ks:
-            mean, error = sampled.pass_at(k)
-            print(f"pass@{k} {mean:.1%} (standard error {error:.1%})")
-            for letters, share in sampled.pass_at_by_letters(k).items():
-                print(f"  {letters} {unit}: {share:.1%}")
+    if options.samples == 0:
+        return 0
+    knobs = {"temperature": options.temperature or config.temperature, "top_p": options.top_p}
+    sampled = evaluate_samples(
+        policy,
+        task,
+        words,
+        samples=options.samples,
+        max_new_tokens=config.max_new_tokens,
+        seed=config.seed,
+        **knobs,
+    )
+    print(
+        f"{options.samples} samples each at temperature {knobs['temperature']:g}, top-p "
+        f"{knobs['top_p']:g}; standard errors over the {len(words)} {kind}"
+    )
+    for k in ks:
+        mean, error = sampled.pass_at(k)
+        print(f"pass@{k} {mean:.1%} (standard error {error:.1%})")
+        for letters, share in sampled.pass_at_by_letters(k).items():
+            print(f"  {letters} {unit}: {share:.1%}")
     return 0
 
 
