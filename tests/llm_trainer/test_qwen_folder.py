@@ -73,7 +73,7 @@ def settings(qwen_folder, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_steps_from_a_local_folder(qwen_folder, settings, monkeypatch, dtype):
     # A random model never writes a tag; reward what it can vary, the length, so that it can learn.
-    def score(self, response, entry, *, ended):
+    def score(self, response, entry, **given):
         return Rewards(correctness=min(1.0, len(response) / 40), format=0.0, exact=0.0)
 
     monkeypatch.setattr(Spelling, "score", score)
