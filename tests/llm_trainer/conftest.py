@@ -4,12 +4,15 @@ It writes answers in the right format and is right now and then: enough to take 
 """
 
 import pytest
+import torch
 
 from llm_trainer import tiny
 from llm_trainer import train as train_module
 from llm_trainer.config import TaskConfig, WarmstartConfig, build
 from llm_trainer.models import load_policy
-from llm_trainer.task import Spelling
+from llm_trainer.rollout import OwnSampler
+from llm_trainer.step import Learner
+from llm_trainer.task import Spelling, WordStream
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +62,29 @@ def make_config(model_folder, tmp_path):
 def policy(make_config):
     """A fresh copy of the warm-started policy."""
     return load_policy(make_config())
+
+
+@pytest.fixture
+def make_learner(make_config):
+    """A learner on a fresh copy of the policy; keyword arguments change fields."""
+
+    def make(loss=None, **values):
+        config = make_config(**values)
+        return Learner(load_policy(config), config, loss)
+
+    return make
+
+
+@pytest.fixture
+def draw(spelling):
+    """A function: one batch straight from the sampler."""
+
+    def samples(learner, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        sampler, stream = OwnSampler(learner.policy), WordStream(spelling.train, seed)
+        return train_module.collect(sampler, spelling, stream, learner, generator)[0]
+
+    return samples
 
 
 class CrashError(RuntimeError):

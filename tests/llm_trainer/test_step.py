@@ -7,31 +7,11 @@ import torch
 
 from llm_trainer.config import ConfigError, RunError
 from llm_trainer.invariants import InvariantError
-from llm_trainer.models import load_policy
-from llm_trainer.rollout import OwnSampler
-from llm_trainer.step import Learner, NonFiniteError
-from llm_trainer.task import WordStream
-from llm_trainer.train import collect
+from llm_trainer.step import NonFiniteError
 from policy_gradients.algorithms import ALGORITHMS, grpo_loss
 from policy_gradients.diagnostics import clip_fraction
 
 CRITIC_FREE = [name for name, row in ALGORITHMS.items() if not row.needs_critic]
-
-
-@pytest.fixture
-def make_learner(make_config):
-    def make(loss=None, **values):
-        config = make_config(**values)
-        return Learner(load_policy(config), config, loss)
-
-    return make
-
-
-def samples(learner, spelling, seed=0):
-    """One batch straight from the sampler."""
-    stream = WordStream(spelling.train, seed)
-    generator = torch.Generator().manual_seed(seed)
-    return collect(OwnSampler(learner.policy), spelling, stream, learner, generator)[0]
 
 
 def gradient(learner, batch):
@@ -47,9 +27,9 @@ def apart(a, b):
 # ------------------------------------------------------------------ equal gradients
 
 
-def test_shared_prefix_is_the_plain_forward_and_gradient(make_learner, spelling):
+def test_shared_prefix_is_the_plain_forward_and_gradient(make_learner, draw):
     learner = make_learner()
-    batch = learner.prepare(samples(learner, spelling))
+    batch = learner.prepare(draw(learner))
     plain = make_learner(shared_prefix=False)
     with torch.no_grad():
         logp = [each.log_probs(each.policy, batch)[batch.mask] for each in (learner, plain)]
@@ -58,18 +38,18 @@ def test_shared_prefix_is_the_plain_forward_and_gradient(make_learner, spelling)
 
 
 @pytest.mark.parametrize("algorithm", CRITIC_FREE)
-def test_micro_batches_give_the_gradient_of_the_whole(make_learner, spelling, algorithm):
+def test_micro_batches_give_the_gradient_of_the_whole(make_learner, draw, algorithm):
     whole = make_learner(algorithm=algorithm, micro_batch=4)
-    batch = whole.prepare(samples(make_learner(), spelling))
+    batch = whole.prepare(draw(make_learner()))
     assert batch.mask.sum(1).unique().numel() > 1
     split = make_learner(algorithm=algorithm, micro_batch=1)
     assert apart(gradient(whole, batch), gradient(split, batch)) <= 1e-5
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo", "dr_grpo", "rloo"])
-def test_dropping_silent_groups_changes_no_gradient(make_learner, spelling, algorithm):
+def test_dropping_silent_groups_changes_no_gradient(make_learner, draw, algorithm):
     learner = make_learner(algorithm=algorithm)
-    seen = samples(make_learner(), spelling)
+    seen = draw(make_learner())
     seen.rewards[1] = 0.7  # a group without contrast
     kept = learner.prepare(seen)
     assert len(kept.rewards) == 3
@@ -79,18 +59,18 @@ def test_dropping_silent_groups_changes_no_gradient(make_learner, spelling, algo
     assert apart(gradient(learner, everyone), gradient(learner, kept)) <= 1e-5
 
 
-def test_no_group_is_dropped_while_a_kl_term_is_on(make_learner, spelling):
+def test_no_group_is_dropped_while_a_kl_term_is_on(make_learner, draw):
     learner = make_learner(kl_coef=0.1)
-    seen = samples(learner, spelling)
+    seen = draw(learner)
     seen.rewards[:] = 0.5
     batch = learner.prepare(seen)
     assert len(batch.rewards) == 4
     assert batch.logp_ref is not None
 
 
-def test_a_step_without_any_contrast_is_skipped(make_learner, spelling):
+def test_a_step_without_any_contrast_is_skipped(make_learner, draw):
     learner = make_learner()
-    seen = samples(learner, spelling)
+    seen = draw(learner)
     seen.rewards[:] = 0.3
     assert learner.prepare(seen) is None
 
@@ -101,10 +81,10 @@ def test_a_step_without_any_contrast_is_skipped(make_learner, spelling):
 @pytest.mark.parametrize("old_logprobs", ["sampler", "recompute"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_at_the_first_update_ratios_are_one_and_kls_zero(
-    make_learner, spelling, old_logprobs, temperature
+    make_learner, draw, old_logprobs, temperature
 ):
     learner = make_learner(old_logprobs=old_logprobs, temperature=temperature, kl_coef=0.05)
-    metrics = learner.update(learner.prepare(samples(learner, spelling)), fresh=True)
+    metrics = learner.update(learner.prepare(draw(learner)), fresh=True)
     assert metrics["check/ratio"] <= 1e-4
     assert abs(metrics["ratio/max"] - 1) <= 1e-4
     assert metrics["check/sampler_gap"] <= 1e-5
@@ -115,9 +95,9 @@ def test_at_the_first_update_ratios_are_one_and_kls_zero(
     assert metrics["clip/high"] == metrics["clip/low"] == 0
 
 
-def test_later_epochs_leave_ratio_one_and_the_clip_shows_by_side(make_learner, spelling):
+def test_later_epochs_leave_ratio_one_and_the_clip_shows_by_side(make_learner, draw):
     learner = make_learner(lr=3e-3, lr_warmup=0, eps_low=0.01, eps_high=0.02)
-    batch = learner.prepare(samples(learner, spelling))
+    batch = learner.prepare(draw(learner))
     learner.update(batch, fresh=True)
     metrics = learner.update(batch, fresh=False)
     assert metrics["ratio/max"] > 1.02
@@ -129,10 +109,10 @@ def test_later_epochs_leave_ratio_one_and_the_clip_shows_by_side(make_learner, s
 @pytest.mark.parametrize("kl_coef", [0.0, 0.1])
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "cispo", "rloo"])
 def test_clip_fractions_are_the_definitions_whatever_the_kl(
-    make_learner, spelling, algorithm, kl_coef
+    make_learner, draw, algorithm, kl_coef
 ):
     learner = make_learner(algorithm=algorithm, kl_coef=kl_coef, lr=3e-3, lr_warmup=0)
-    batch = learner.prepare(samples(learner, spelling))
+    batch = learner.prepare(draw(learner))
     first = learner.update(batch, fresh=True)
     assert first["clip/high"] == first["clip/low"] == 0
     logp = learner.frozen_log_probs(learner.policy, batch)
@@ -168,10 +148,10 @@ def stale_old(learner, batch):
     ],
 )
 def test_a_violated_invariant_stops_with_its_name_and_unchanged_weights(
-    make_learner, spelling, spoil, name
+    make_learner, draw, spoil, name
 ):
     learner = make_learner(kl_coef=0.1)
-    batch = spoil(learner, learner.prepare(samples(learner, spelling)))
+    batch = spoil(learner, learner.prepare(draw(learner)))
     before = [p.clone() for p in learner.policy.model.parameters()]
     with pytest.raises(InvariantError, match=name):
         learner.update(batch, fresh=True)
@@ -200,21 +180,21 @@ def counts_what_it_sees(logp, logp_old, advantages, mask, *, eps_low, eps_high, 
         (counts_what_it_sees, "the micro-batch split does not change the gradient"),
     ],
 )
-def test_a_wrong_loss_of_the_learners_is_named(make_learner, spelling, loss, name):
+def test_a_wrong_loss_of_the_learners_is_named(make_learner, draw, loss, name):
     learner = make_learner(loss)
     with pytest.raises(InvariantError, match=name):
-        learner.update(learner.prepare(samples(learner, spelling)), fresh=True)
+        learner.update(learner.prepare(draw(learner)), fresh=True)
 
 
-def test_grpo_loss_passed_by_hand_is_the_rows_own(make_learner, spelling):
+def test_grpo_loss_passed_by_hand_is_the_rows_own(make_learner, draw):
     row, own = make_learner(), make_learner(grpo_loss)
-    batch = row.prepare(samples(row, spelling))
+    batch = row.prepare(draw(row))
     assert apart(gradient(row, batch), gradient(own, batch)) <= 1e-6
 
 
-def test_a_learners_loss_gets_the_rows_kl(make_learner, spelling):
+def test_a_learners_loss_gets_the_rows_kl(make_learner, draw):
     row, own = make_learner(kl_coef=0.5), make_learner(grpo_loss, kl_coef=0.5)
-    batch = row.prepare(samples(row, spelling))
+    batch = row.prepare(draw(row))
     for learner in (row, own):  # away from the reference, so that the KL has a gradient
         learner.update(batch, fresh=True)
     assert apart(gradient(row, batch), gradient(own, batch)) <= 1e-6
@@ -222,10 +202,10 @@ def test_a_learners_loss_gets_the_rows_kl(make_learner, spelling):
     assert apart(gradient(row, batch), gradient(own, batch)) > 1e-2
 
 
-def test_a_kl_in_the_loss_is_the_rows_own(make_learner, spelling):
+def test_a_kl_in_the_loss_is_the_rows_own(make_learner, draw):
     """Learner computes it apart from the rest; together they are row.loss."""
     learner = make_learner(kl_coef=0.5, lr=3e-3, lr_warmup=0)
-    batch = learner.prepare(samples(learner, spelling))
+    batch = learner.prepare(draw(learner))
     learner.update(batch, fresh=True)
     logp = learner.frozen_log_probs(learner.policy, batch).requires_grad_()
     inputs = learner.loss_inputs(batch, logp)
@@ -247,10 +227,10 @@ def gradient_at(upstream, learner, batch):
 @pytest.mark.parametrize(
     "loss", [lambda a, b, c, m: b.sum() * 0, lambda a, *x, **k: a.detach()[0, 0]]
 )
-def test_a_loss_without_a_gradient_is_refused(make_learner, spelling, loss):
+def test_a_loss_without_a_gradient_is_refused(make_learner, draw, loss):
     learner = make_learner(loss)
     with pytest.raises(RunError, match="the loss has no gradient: compute it from logp"):
-        learner.update(learner.prepare(samples(learner, spelling)), fresh=True)
+        learner.update(learner.prepare(draw(learner)), fresh=True)
 
 
 @pytest.mark.parametrize("loss", [lambda logp: logp.sum(), lambda a, b, c, d, e: a.sum(), "grpo"])
@@ -259,7 +239,7 @@ def test_a_loss_that_cannot_be_called_is_refused_at_once(make_learner, loss):
         make_learner(loss)
 
 
-def test_a_loss_gets_tokens_and_length_if_it_asks(make_learner, spelling):
+def test_a_loss_gets_tokens_and_length_if_it_asks(make_learner, draw):
     got = {}
 
     def loss(logp, logp_old, advantages, mask, *, eps_low, eps_high, sequences, tokens, length):
@@ -267,7 +247,7 @@ def test_a_loss_gets_tokens_and_length_if_it_asks(make_learner, spelling):
         return -(logp * advantages * mask).sum() / tokens
 
     learner = make_learner(loss, max_new_tokens=11, eps_high=0.28)
-    batch = learner.prepare(samples(learner, spelling))
+    batch = learner.prepare(draw(learner))
     learner.update(batch, fresh=True)
     assert got == {
         "tokens": batch.total_tokens,
@@ -277,7 +257,7 @@ def test_a_loss_gets_tokens_and_length_if_it_asks(make_learner, spelling):
     }
 
 
-def test_a_loss_per_token_is_refused_with_its_shape(make_learner, spelling):
+def test_a_loss_per_token_is_refused_with_its_shape(make_learner, draw):
     def per_token(logp, logp_old, advantages, mask, *, eps_low, eps_high):
         return -logp * advantages
 
@@ -285,17 +265,17 @@ def test_a_loss_per_token_is_refused_with_its_shape(make_learner, spelling):
     with pytest.raises(
         RunError, match=r"per_token: it must return a scalar tensor, got \(16, \d+\)"
     ):
-        learner.update(learner.prepare(samples(learner, spelling)), fresh=True)
+        learner.update(learner.prepare(draw(learner)), fresh=True)
 
 
-def test_a_loss_that_is_not_finite_is_named_and_changes_nothing(make_learner, spelling):
+def test_a_loss_that_is_not_finite_is_named_and_changes_nothing(make_learner, draw):
     def loss(logp, logp_old, advantages, mask, **counts):
         return (logp * float("nan")).sum()
 
     learner = make_learner(loss)
     before = [p.clone() for p in learner.policy.model.parameters()]
     with pytest.raises(NonFiniteError, match="the loss is nan"):
-        learner.update(learner.prepare(samples(learner, spelling)), fresh=True)
+        learner.update(learner.prepare(draw(learner)), fresh=True)
     pairs = zip(before, learner.policy.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
@@ -303,9 +283,9 @@ def test_a_loss_that_is_not_finite_is_named_and_changes_nothing(make_learner, sp
 # ------------------------------------------------------------------ the rest
 
 
-def test_gradient_checkpointing_changes_no_gradient(make_learner, spelling):
+def test_gradient_checkpointing_changes_no_gradient(make_learner, draw):
     plain = make_learner(shared_prefix=False)
-    batch = plain.prepare(samples(plain, spelling))
+    batch = plain.prepare(draw(plain))
     lean = make_learner(shared_prefix=False, gradient_checkpointing=True)
     lean.policy.model.train()
     assert apart(gradient(plain, batch), gradient(lean, batch)) <= 1e-5
