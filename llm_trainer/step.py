@@ -32,6 +32,7 @@ from llm_trainer.invariants import (
 )
 from llm_trainer.losses import Loss
 from llm_trainer.models import Policy
+from llm_trainer.oom import Room
 from llm_trainer.scoring import Scores, response_states, score
 from policy_gradients.advantages import whiten
 from policy_gradients.algorithms import Batch
@@ -56,11 +57,17 @@ class Learner:
         if self.critic:
             groups.append({"params": self.critic.weights(), "lr": config.critic_lr})
         self.optimizer = torch.optim.AdamW(
-            groups, betas=(0.9, 0.99), weight_decay=config.weight_decay
+            groups,
+            betas=(0.9, 0.99),
+            weight_decay=config.weight_decay,
+            # on a GPU the default needs another copy of all weights while it steps
+            fused=policy.device.type == "cuda",
         )
         self.bounds = dict(BOUNDS[policy.dtype])
         if config.sampler == "vllm":  # other kernels round otherwise
             self.bounds["agreement"] = BOUNDS[torch.bfloat16]["agreement"]
+        advice = "group, max_new_tokens or logprob_chunk; or set gradient_checkpointing, lora_rank"
+        self.room = Room(config.micro_batch, "training", advice)
         self.updates = 0  # optimiser updates so far
         self.shuffle = torch.Generator().manual_seed(config.seed)  # of prompts into minibatches
         self.keep_sampler_logp = not config.recomputes_old
@@ -128,7 +135,7 @@ class Learner:
     def frozen(self, function: Callable[[StepBatch], Tensor], batch: StepBatch) -> Tensor:
         """`function` of each micro-batch, (…, batch, time), joined and padded with 0."""
         width = batch.tokens.shape[1]
-        pieces = map(function, batch.micro_batches(self.config.micro_batch))
+        pieces = self.room.run(lambda size: [function(b) for b in batch.micro_batches(size)])
         return torch.cat([F.pad(x, (0, width - x.shape[-1])) for x in pieces], dim=-2)
 
     def frozen_log_probs(self, policy: Policy, batch: StepBatch) -> Tensor:
@@ -314,7 +321,7 @@ class Learner:
         Raises InvariantError or NonFiniteError before any weight has changed.
         """
         config = self.config
-        pieces = self.gradients(batch, config.micro_batch)
+        pieces = self.room.run(lambda size: self.gradients(batch, size))
         norms = [self.clip(self.policy.trainable())]
         if self.critic:  # apart: an error of the critic must not shrink the policy's step
             norms.append(self.clip(self.critic.weights()))
@@ -340,6 +347,8 @@ class Learner:
         self.optimizer.step()
         self.updates += 1
         losses = {name: sum(p.losses[name] for p in pieces) for name in pieces[0].losses}
+        if self.room.halved:
+            losses["micro_batch"] = self.room.size
         return {**losses, "grad_norm": norms[0], "lr": policy_lr, **metrics}
 
     def clip(self, weights: list[torch.nn.Parameter]) -> float:

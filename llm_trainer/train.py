@@ -40,6 +40,7 @@ from llm_trainer.evaluate import evaluate
 from llm_trainer.log import Console, Log, Sample, check_tracker, make_tracker, pick_samples
 from llm_trainer.losses import loss_name
 from llm_trainer.models import load_policy
+from llm_trainer.oom import InRoom, Room
 from llm_trainer.record import Recorder
 from llm_trainer.rollout import Sampler, check_sampler, make_sampler, pad_prompts
 from llm_trainer.step import Learner, NonFiniteError
@@ -99,7 +100,9 @@ def train(
     task = load_task(config.task)
     check_unseen(config.model, task)
     policy = load_policy(config, starting_model(config, quiet=quiet))
-    learner, sampler = Learner(policy, config, loss), make_sampler(policy, config)
+    learner = Learner(policy, config, loss)
+    room = Room(config.prompts, "sampling", "prompts, group or max_new_tokens")
+    sampler = InRoom(make_sampler(policy, config), room)
     stream = task.stream(config.seed)
     generator = torch.Generator(policy.device).manual_seed(config.seed)
     words = task.held_out[: config.eval_words]
@@ -124,7 +127,8 @@ def train(
     cpu_offset = done["cpu_seconds"] - time.process_time()
 
     def held_out() -> dict[str, float]:
-        result = evaluate(policy, task, words, max_new_tokens=config.max_new_tokens)
+        rows = config.prompts * config.group  # no more at once than a step samples
+        result = evaluate(policy, task, words, max_new_tokens=config.max_new_tokens, batch=rows)
         parts = {f"eval/exact/{name}": exact for name, exact in result.by_task.items()}
         total = {"eval/exact": result.exact, "eval/correctness": result.correctness}
         return total | (parts if len(parts) > 1 else {})
@@ -330,6 +334,7 @@ def learn(
                 recorder.before_update()
             metrics |= learner.update(part, fresh=fresh)
             fresh = False
+    learner.optimizer.zero_grad()  # its memory is free while the next responses are written
     return metrics
 
 
