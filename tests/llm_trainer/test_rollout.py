@@ -1,15 +1,32 @@
 """Our decoding loop against teacher forcing, plain expansion and transformers' generate."""
 
+from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from tokenizers import processors
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from llm_trainer import evaluate as evaluate_module
+from llm_trainer import rollout as rollout_module
 from llm_trainer.batch import StepBatch
 from llm_trainer.config import RunError
-from llm_trainer.rollout import Prompts, Responses, pad_prompts, sample
+from llm_trainer.models import load_policy
+from llm_trainer.rollout import (
+    OwnSampler,
+    Prompts,
+    Responses,
+    nucleus,
+    pad_prompts,
+    sample,
+    worker_seed,
+)
 from llm_trainer.scoring import score
+from llm_trainer.task import WordStream
+from llm_trainer.train import collect
 from policy_gradients.logprobs import response_mask
 
 WORDS = ["cat", "Paisley", "stone", "ab" * 2]
@@ -21,7 +38,7 @@ def prompts(policy, spelling):
     return pad_prompts([policy.prompt(spelling.question(spelling.entry(w))) for w in WORDS], policy)
 
 
-def draw(policy, prompts, *, group=4, temperature=1.0, seed=0, time=12):
+def draw(policy, prompts, *, group=4, temperature=1.0, seed=0, time=12, top_p=1.0):
     generator = torch.Generator().manual_seed(seed)
     return sample(
         policy,
@@ -30,6 +47,16 @@ def draw(policy, prompts, *, group=4, temperature=1.0, seed=0, time=12):
         max_new_tokens=time,
         temperature=temperature,
         generator=generator,
+        top_p=top_p,
+    )
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """The loop looks for ended responses only now and then, and gives each a row of its own."""
+    real = rollout_module.decode
+    monkeypatch.setattr(
+        rollout_module, "decode", lambda *args, merge, **kwargs: real(*args, merge=False, **kwargs)
     )
 
 
@@ -192,3 +219,181 @@ def test_both_names_of_the_cache_argument_work(policy, prompts):
     old = draw(policy, prompts)
     assert torch.equal(new.tokens, old.tokens)
     assert torch.equal(new.logp, old.logp)
+
+
+# ------------------------------------------------------------------ rows that part and leave
+
+
+def test_responses_that_are_alike_share_a_row(policy, prompts, monkeypatch):
+    """The network sees each distinct beginning once, and nothing that has ended."""
+    seen, real = [], policy.forward
+
+    def forward(tokens, *args, **kwargs):
+        seen.append(len(tokens))
+        return real(tokens, *args, **kwargs)
+
+    monkeypatch.setattr(policy, "forward", forward)
+    responses = draw(policy, prompts, group=8)
+    tokens, mask = responses.tokens, responses.mask
+    prompt = torch.arange(4).repeat_interleave(8)
+    for t in range(1, tokens.shape[1]):
+        alive = mask[:, t]  # those that had not ended with token t − 1
+        beginnings = torch.cat([prompt[alive, None], tokens[alive, :t]], 1)
+        assert seen[t] == len(beginnings.unique(dim=0))
+    assert seen[1] < 32
+
+
+@pytest.mark.parametrize("time", [1, 5, 12, 20])
+def test_a_gpus_loop_gives_what_the_learner_scores(policy, prompts, as_on_a_gpu, time):
+    """Responses that ended are kept for a while; what they go on writing must not remain."""
+    responses = draw(policy, prompts, time=time)
+    logp = scored(policy, prompts, responses, group=4, temperature=1.0)
+    assert (logp - responses.logp)[responses.mask].abs().max() <= 1e-4
+    assert (responses.tokens[~responses.mask] == policy.pad_id).all()
+    assert (responses.logp[~responses.mask] == 0).all()
+
+
+def test_a_gpus_loop_draws_the_same_while_nothing_ends(policy, prompts, request):
+    policy.end_id = -1
+    merged = draw(policy, prompts)
+    request.getfixturevalue("as_on_a_gpu")
+    apart = draw(policy, prompts)
+    assert torch.equal(merged.tokens, apart.tokens)
+    assert (merged.logp - apart.logp).abs().max() <= 1e-5
+
+
+def test_a_gpus_loop_stops_soon_after_the_last_response(policy, prompts, as_on_a_gpu, monkeypatch):
+    calls, real = [], policy.forward
+    monkeypatch.setattr(policy, "forward", lambda *a, **k: (calls.append(1), real(*a, **k))[1])
+    longest = int(draw(policy, prompts, time=200).mask.sum(1).max())
+    assert longest <= len(calls) <= longest + rollout_module.LOOK_EVERY
+
+
+def test_greedy_decoding_on_a_gpu_is_the_same(policy, prompts, request):
+    greedy = partial(
+        sample, policy, prompts, group=2, max_new_tokens=12, temperature=1.0, generator=None
+    )
+    merged = greedy()
+    request.getfixturevalue("as_on_a_gpu")
+    apart = greedy()
+    width = merged.tokens.shape[1]
+    assert torch.equal(merged.tokens, apart.tokens[:, :width])
+    assert not apart.mask[:, width:].any()
+
+
+def test_draws_are_those_of_multinomial():
+    log_softmax = torch.randn(50, 30).log_softmax(-1)
+    ours, theirs = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    for _ in range(20):
+        drawn = rollout_module.draw(log_softmax, ours)
+        expected = torch.multinomial(log_softmax.exp(), 1, generator=theirs).squeeze(1)
+        assert torch.equal(drawn, expected)
+
+
+def test_bfloat16_copies_of_the_weights_are_made_once_per_call(make_config, spelling):
+    """Not once per token: that would read all weights twice more for every token."""
+    policy = load_policy(make_config(dtype="bfloat16"))
+    ids = policy.prompt(spelling.question(spelling.entry("cat")))
+    weights = {w.data_ptr(): name for name, w in policy.model.named_parameters()}
+    casts = Counter()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten._to_copy.default and kwargs["dtype"] == torch.bfloat16:
+                casts[weights.get(args[0].data_ptr())] += 1
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        responses = draw(policy, pad_prompts([ids], policy), time=4)
+    del casts[None]  # activations
+    assert responses.tokens.shape[1] > 2
+    assert len(casts) == 2 * 7 + 1  # the matrices of two layers, and the head
+    assert set(casts.values()) == {1}
+
+
+# ------------------------------------------------------------------ top-p
+
+
+def test_a_nucleus_is_the_fewest_likeliest_tokens_that_reach_top_p():
+    logp = torch.tensor([[0.1, 0.5, 0.1, 0.3], [0.25, 0.25, 0.25, 0.25]]).log()
+    cut = nucleus(logp, 0.7).exp()
+    assert torch.allclose(cut[0], torch.tensor([0.0, 0.625, 0.0, 0.375]))
+    assert (cut[1] > 0).sum() == 3
+    assert torch.allclose(cut.sum(-1), torch.ones(2))
+    assert torch.allclose(nucleus(logp, 1e-9).exp().amax(-1), torch.ones(2))
+
+
+def test_top_p_draws_from_the_nucleus_and_says_so(policy, prompts):
+    responses = draw(policy, prompts, group=64, top_p=0.6, temperature=1.5, time=1)
+    with torch.no_grad():
+        logits = policy.forward(prompts.tokens, prompts.attention, prompts.positions, keep=1)[:, 0]
+    cut = nucleus(F.log_softmax(logits / 1.5, -1), 0.6).repeat_interleave(64, 0)
+    assert (cut.gather(1, responses.tokens) > -torch.inf).all()
+    assert torch.allclose(cut.gather(1, responses.tokens), responses.logp, atol=1e-5)
+
+
+def test_top_p_on_the_samplers_side_only_is_far_off(policy, prompts):
+    """Every ratio π_learner/π_sampler is then below 1, and over a response they multiply."""
+    responses = draw(policy, prompts, top_p=0.8, temperature=1.5)
+    logp = scored(policy, prompts, responses, group=4, temperature=1.5)
+    gap = (logp - responses.logp)[responses.mask]
+    assert (gap <= 1e-4).all()
+    assert gap.mean() < -0.05
+
+
+# ------------------------------------------------------------------ other silent bugs
+
+
+def test_positions_that_count_the_padding_are_far_off(policy, prompts, monkeypatch):
+    responses = draw(policy, prompts)
+    counted = property(lambda self: torch.arange(self.tokens.shape[1]).expand_as(self.tokens))
+    monkeypatch.setattr(Prompts, "positions", counted)
+    logp = scored(policy, prompts, responses, group=4, temperature=1.0)
+    assert (logp - responses.logp)[responses.mask].abs().mean() > 0.01
+
+
+def test_the_sampled_tokens_are_trained_on_not_their_text_tokenised_again(make_learner, spelling):
+    """`<answer>` spelled with single characters reads the same and is another response."""
+    learner = make_learner()
+    policy, config = learner.policy, learner.config
+    count = config.prompts * config.group
+    spelled = policy.tokenizer.convert_tokens_to_ids(list("<answer>"))
+    assert policy.tokenizer("<answer>")["input_ids"] != spelled
+
+    class Spells(OwnSampler):
+        def sample(self, prompts, **settings):
+            rewarded = policy.tokenizer("<answer>a</answer>")["input_ids"]
+            width = len(spelled) + 1
+            rows = [(spelled if i % 2 else rewarded) + [policy.end_id] for i in range(count)]
+            rows = [row + [policy.pad_id] * (width - len(row)) for row in rows]
+            tokens = torch.tensor(rows)
+            mask = response_mask(tokens, eos_id=policy.end_id)
+            self.given.append(tokens)
+            return Responses(tokens, mask, torch.zeros(tokens.shape))
+
+    sampler = Spells(policy)
+    object.__setattr__(sampler, "given", [])
+    batch = collect(sampler, spelling, WordStream(spelling.train, 0), learner, torch.Generator())[0]
+    assert torch.equal(batch.tokens, sampler.given[0])
+
+
+def test_a_prompt_begins_once(policy, spelling):
+    """A tokenizer that adds its first token by itself, under a template that writes it as well."""
+    start = policy.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    policy.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", start)]
+    )
+    assert policy.tokenizer("x")["input_ids"][0] == start
+    ids = policy.prompt(spelling.question(spelling.entry("cat")))
+    assert ids[0] == start
+    assert ids[1] != start
+
+
+def test_every_worker_has_a_seed_of_its_own(policy, prompts):
+    """With one seed for all, eight processes would draw the same samples."""
+    assert worker_seed(7, 0) == 7  # one process is what it always was
+    seeds = [worker_seed(seed, rank) for seed in range(50) for rank in range(8)]
+    assert len({*seeds}) == len(seeds)  # seed + rank would collide: (0, 1) and (1, 0)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    first, second = (draw(policy, prompts, seed=worker_seed(0, rank)) for rank in (0, 1))
+    assert first.tokens.shape != second.tokens.shape or not torch.equal(first.tokens, second.tokens)
