@@ -165,10 +165,11 @@ def test_a_block_is_redrawn_in_place_and_what_was_said_stays(terminal):
     console.say("hello")
     for step in range(1, 6):
         before = screen.writes
-        samples = SAMPLES[: 2 - step % 2]  # blocks of different heights
-        console.step({"step": step, **MEASURED}, samples)
+        samples = SAMPLES[: 2 - step % 2]  # blocks of different heights and lines that shrink
+        metrics = {"step": step, **MEASURED, "grad_norm": 10.0 ** (6 - step)}
+        console.step(metrics, samples)
         assert screen.writes == before + 1  # one write: never half a block
-        block = console.lines({"step": step, **MEASURED}, samples, 79)
+        block = console.lines(metrics, samples, 79)
         assert screen.rows[0] == "hello"
         assert [row.split() for row in screen.rows[2:]] == [line.split() for line in block[1:]] + [
             []
