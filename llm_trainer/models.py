@@ -167,7 +167,7 @@ class Policy:
             return self.model(input_ids=self._any_token(), use_cache=False).logits[0].float()
 
     def _any_token(self) -> Tensor:  # (1, 1)
-        return torch.full((1, 1), self.end_id, device=self.device)
+        return torch.zeros(1, 1, dtype=torch.long, device=self.device)
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:

@@ -70,7 +70,7 @@ def score(
         values = own_head_log_probs(policy, picked, said, temperature, chunk, entropy)
 
     def in_place(value: Tensor) -> Tensor:  # (tokens,) → (batch, time)
-        return value.new_zeros(mask.numel()).index_copy(0, rows, value).view(mask.shape)
+        return torch.zeros_like(mask, dtype=value.dtype).masked_scatter(mask, value)
 
     logp, h = values
     return Scores(in_place(logp), in_place(h) if entropy else None, before if states else None)
