@@ -5,15 +5,18 @@ would show here as it would with 28 of them. The peaks are the allocator's own e
 torch's profiler records.
 """
 
+import re
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from llm_trainer import memory
-from llm_trainer.config import build
+from llm_trainer.__main__ import main
+from llm_trainer.config import CONFIGS, build, load, with_values
 from llm_trainer.lora import add_adapters
-from llm_trainer.memory import KNOWN, shape_of
+from llm_trainer.memory import GB, KNOWN, advice, estimate, merged, shape_of
 from llm_trainer.models import Policy, load_policy
 from llm_trainer.rollout import Prompts, pad_prompts, sample
 from llm_trainer.scoring import response_states, score
@@ -238,3 +241,103 @@ def test_the_peak_of_sampling(dtype, changes):
         )
     )  # fmt: skip
     assert memory.total(memory.sampling(shape, config, PROMPT)) == pytest.approx(peak, rel=0.10)
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+PRESETS = sorted(CONFIGS.glob("grpo_qwen3_*gb.yaml"))
+
+
+def test_there_is_a_preset_for_each_size_of_card():
+    assert [memory_in(path) for path in PRESETS] == [16, 8, 24, 80]
+
+
+def memory_in(path):
+    return int(re.search(r"_(\d+)gb$", path.stem)[1])
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda p: p.stem)
+def test_a_preset_fits_and_its_header_is_what_the_command_prints(capsys, path):
+    gigabytes = memory_in(path)
+    assert main(["estimate", "--config", str(path), "--memory", str(gigabytes)]) == 0
+    printed = "".join(f"#   {line}\n" for line in capsys.readouterr().out.splitlines())
+    command = f"# python -m llm_trainer estimate --config llm_trainer/configs/{path.name}"
+    text = path.read_text()
+    shown = f"{command} --memory {gigabytes}\n{printed}model: "
+    assert shown in text, "paste what the command prints into the file's header"
+    assert "NOT RUN ON A GPU" in text
+    assert estimate(load(path)).peak <= 0.9 * gigabytes * GB
+
+
+@pytest.fixture(scope="module")
+def large():
+    return load(CONFIGS / "grpo_qwen3_1.7b_80gb.yaml")
+
+
+@pytest.mark.parametrize("gigabytes", [16, 24, 40])
+def test_advice_has_been_tried(large, gigabytes):
+    shape = shape_of(large.model)
+    steps = advice(large, gigabytes * GB, shape=shape)
+    before = estimate(large, shape=shape).peak
+    for n, (_, result) in enumerate(steps):
+        made = merged([values for values, _ in steps[: n + 1]])
+        assert estimate(with_values(large, **made), shape=shape).peak == result.peak
+        assert result.peak < before
+        assert result.fits(gigabytes * GB) == (n == len(steps) - 1)
+        before = result.peak
+
+
+def test_what_does_not_fit_ends_with_advice_and_code_1(capsys):
+    settings = ["--config", str(CONFIGS / "grpo_qwen3_1.7b_80gb.yaml"), "--memory", "24"]
+    assert main(["estimate", *settings]) == 1
+    shown = capsys.readouterr().out
+    assert "does NOT fit 24 GB" in shown
+    assert re.search(r"--set lora_rank=16 +\d+\.\d\d: fits", shown)
+    assert main(["estimate", *settings, "--set", "model=Qwen/Qwen3-8B", "max_new_tokens=9999"]) == 1
+    assert "not enough: a smaller model" in capsys.readouterr().out
+
+
+def test_parts_come_and_go_with_what_needs_them(large):
+    shape = shape_of(large.model)
+
+    def parts(**values):
+        found = estimate(with_values(large, **values), shape=shape)
+        return found.always, found.training
+
+    plain, with_kl = parts()[0], parts(kl_coef=0.1)[0]
+    assert plain["reference"] == 0
+    assert with_kl["reference"] == plain["weights"] == 4 * shape.parameters
+    adapted = parts(kl_coef=0.1, lora_rank=8)[0]
+    assert adapted["reference"] == 0  # the same network, adapters off
+    assert adapted["weights"] == 2 * shape.parameters + 4 * 8 * shape.lora
+    head, body = (parts(algorithm="ppo", critic=c)[0]["critic"] for c in ("head", "model"))
+    assert head < 1e-3 * plain["weights"]
+    assert body == head + plain["weights"] + plain["Adam's moments"]
+    ours = parts(algorithm="ppo", critic="model")[1]["activations"]
+    assert ours > 1.5 * parts()[1]["activations"]
+
+
+def test_the_phases_do_not_add_up(large):
+    found = estimate(large)
+    both = memory.total(found.sampling), memory.total(found.training)
+    assert found.peak == memory.total(found.always) + max(both)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--memory", "0"], "--memory 0.0"),
+        (["--prompt-tokens", "0"], "--prompt-tokens 0"),
+        (["--set", "model=/no/such/folder"], "no sizes to estimate from"),
+    ],
+)
+def test_what_cannot_be_estimated_is_refused(capsys, arguments, says):
+    assert main(["estimate", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_without_a_gpu_24_gb_are_assumed(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["estimate"]) == 0
+    assert "fits 24 GB" in capsys.readouterr().out

@@ -24,6 +24,8 @@ from llm_trainer.task import Rewards, Spelling
 from llm_trainer.tiny import CHAT_TEMPLATE
 from llm_trainer.train import train
 
+PRESETS = sorted(path.stem for path in CONFIGS.glob("grpo_qwen3_*gb.yaml"))
+
 
 @pytest.fixture(scope="module")
 def qwen_folder(tmp_path_factory):
@@ -67,29 +69,34 @@ def qwen_folder(tmp_path_factory):
 def settings(qwen_folder, tmp_path):
     """The shipped configuration of the 1.7B model, cut to a size that a CPU runs in a second."""
     return [f"model={qwen_folder}", f"output_dir={tmp_path / 'run'}", "device=cpu", "prompts=2",
-            "group=4", "steps=2", "lr_warmup=0", "max_new_tokens=6", "eval_words=4"]  # fmt: skip
+            "micro_batch=2", "group=4", "steps=2", "lr_warmup=0", "max_new_tokens=6",
+            "eval_words=4"]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_steps_from_a_local_folder(qwen_folder, settings, monkeypatch, dtype):
+@pytest.mark.parametrize(
+    ("preset", "dtype"),
+    [(name, "bfloat16") for name in PRESETS] + [("grpo_qwen3_1.7b_80gb", "float32")],
+)
+def test_steps_from_a_local_folder(qwen_folder, settings, monkeypatch, preset, dtype):
     # A random model never writes a tag; reward what it can vary, the length, so that it can learn.
     def score(self, response, entry, **given):
         return Rewards(correctness=min(1.0, len(response) / 40), format=0.0, exact=0.0)
 
     monkeypatch.setattr(Spelling, "score", score)
-    config = load(CONFIGS / "grpo_qwen3_1.7b.yaml", [*settings, f"dtype={dtype}", "lr=1e-4"])
+    config = load(CONFIGS / f"{preset}.yaml", [*settings, f"dtype={dtype}", "lr=1e-4"])
     result = train(config, quiet=True)
     first = result.history[1]
     assert first["groups/trained"] == 2
     assert first["check/ratio"] <= (1e-4 if dtype == "float32" else 0.05)
     before = AutoModelForCausalLM.from_pretrained(qwen_folder, dtype=torch.float32).state_dict()
     trained = AutoModelForCausalLM.from_pretrained(config.output_dir)
-    assert json.loads((result.output_dir / "config.json").read_text())["dtype"] == "float32"
-    assert any(not torch.equal(w, before[name]) for name, w in trained.state_dict().items())
+    saved = "bfloat16" if config.lora_rank else "float32"  # frozen weights keep their precision
+    assert json.loads((result.output_dir / "config.json").read_text())["dtype"] == saved
+    assert any(not torch.equal(w.float(), before[name]) for name, w in trained.state_dict().items())
 
 
 def test_the_instruction_comes_before_the_unchanged_task(settings):
-    config = load(CONFIGS / "grpo_qwen3_1.7b.yaml", settings)
+    config = load(CONFIGS / "grpo_qwen3_1.7b_80gb.yaml", settings)
     task = Spelling(config.task)
     policy = load_policy(config)
     text = policy.tokenizer.decode(policy.prompt(task.question(task.entry("orange"))))
@@ -99,7 +106,7 @@ def test_the_instruction_comes_before_the_unchanged_task(settings):
 
 
 def test_master_weights_are_float32_whatever_was_published(settings):
-    policy = load_policy(load(CONFIGS / "grpo_qwen3_1.7b.yaml", settings))
+    policy = load_policy(load(CONFIGS / "grpo_qwen3_1.7b_80gb.yaml", settings))
     assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
     assert policy.dtype == torch.bfloat16
     assert policy.pad_id == policy.end_id
@@ -110,7 +117,7 @@ def test_a_tokenizer_without_a_chat_template_is_refused(qwen_folder, settings, t
     shutil.copytree(qwen_folder, plain)
     (plain / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="no chat template"):
-        load_policy(load(CONFIGS / "grpo_qwen3_1.7b.yaml", [*settings, f"model={plain}"]))
+        load_policy(load(CONFIGS / "grpo_qwen3_1.7b_80gb.yaml", [*settings, f"model={plain}"]))
 
 
 @pytest.mark.parametrize(
@@ -128,12 +135,12 @@ def test_a_damaged_folder_is_refused(qwen_folder, settings, tmp_path, name, text
     (tmp_path / "bad" / name).write_bytes(text)
     with pytest.raises(ConfigError, match=says):
         load_policy(
-            load(CONFIGS / "grpo_qwen3_1.7b.yaml", [*settings, f"model={tmp_path / 'bad'}"])
+            load(CONFIGS / "grpo_qwen3_1.7b_80gb.yaml", [*settings, f"model={tmp_path / 'bad'}"])
         )
 
 
 def test_a_folder_without_a_model_is_refused(settings, tmp_path):
     (tmp_path / "empty").mkdir()
-    config = load(CONFIGS / "grpo_qwen3_1.7b.yaml", [*settings, f"model={tmp_path / 'empty'}"])
+    config = load(CONFIGS / "grpo_qwen3_1.7b_80gb.yaml", [*settings, f"model={tmp_path / 'empty'}"])
     with pytest.raises(ConfigError, match="holds no loadable model"):
         load_policy(config)
