@@ -1,5 +1,6 @@
 """The tiny Qwen: tokenizer, size, files, warm start."""
 
+import json
 import random
 import string
 
@@ -106,3 +107,12 @@ def test_demonstrations_are_mixed_as_described():
     }
     # Four standard errors of a share of 4,000 are at most 0.03.
     assert share == pytest.approx({"right": 0.3, "copy": 0.35, "dropped": 0.175}, abs=0.03)
+
+
+def test_the_warm_start_is_the_same_whatever_else_is_in_the_mixture(cache, short_warm_start):
+    """It only learns spell_backward, so nothing else of the task may give it another key."""
+    words = tiny.warm_start(TaskConfig(), short_warm_start, cache=cache, quiet=True)
+    mixed = TaskConfig(mixture={"leg_counting": 1}, options={"leg_counting": {"max_animals": 3}})
+    assert tiny.warm_start(mixed, short_warm_start, cache=cache, quiet=True) == words
+    key = json.loads((words / "warmstart.json").read_text())["key"]
+    assert key[1].keys() == {"min_letters", "max_letters", "held_out", "instruction"}
