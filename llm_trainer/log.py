@@ -196,9 +196,9 @@ ROWS = {
         ("mean", "reward/mean", ".3f"),
         ("correctness", "reward/correctness", ".3f"),
         ("format", "reward/format", ".2f"),
-        ("brevity", "reward/length", ".2f"),
         ("overlong", "reward/overlong", ".3f"),
         ("exact", "reward/exact", ".1%"),
+        ("brevity", "reward/length", ".2f"),
     ],
     "groups": [
         ("with contrast", "groups/contrast", ".0%"),

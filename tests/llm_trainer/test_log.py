@@ -411,7 +411,7 @@ def documented():
 def test_the_readme_explains_every_metric_that_runs_write_and_no_other(make_config, tmp_path):
     settings = [
         {"kl_coef": 0.01, "reward_length": 0.1, "overlong": "penalty", "overlong_cache": 4,
-         "importance": "token", "old_logprobs": "recompute"},
+         "importance": "token", "old_logprobs": "recompute", "entropy_coef": 0.01},
         {"algorithm": "ppo"},
         {"task": {"mixture": {"spell_backward": 1.0, "letter_counting": 1.0}}},
     ]  # fmt: skip
