@@ -1,4 +1,4 @@
-"""What must hold in every correct run, checked in each; a violated one stops it by its name.
+"""What an update says of itself, and what must hold in every run; a violated one stops it by name.
 
 All are measured before the optimiser moves: a run that is stopped has not learned anything wrong.
 """
@@ -12,6 +12,7 @@ from torch import Tensor
 from llm_trainer.batch import StepBatch
 from llm_trainer.config import RunError
 from policy_gradients.algorithms import Batch
+from policy_gradients.kl import k3
 
 NO_SIGNAL = 1e-6  # an advantage this small is rounding: the group's rewards were all the same
 # What the invariants allow, by the arithmetic of the forward pass. ratio: largest |ρ − 1| at the
@@ -37,6 +38,34 @@ class Piece:
     logp: Tensor  # (batch, time) nats, detached
     gradient: Tensor  # (batch, time), d(loss without KL, bonus and critic)/d(logp)
     losses: dict[str, float]  # its share of the step's losses, by metric name
+
+
+def token_metrics(pieces: list[Piece]) -> dict[str, float]:
+    """Numbers over all response tokens in the loss that were computed.
+
+    clip/high and clip/low are shares of tokens whose gradient the loss (its KL apart) has switched
+    off, with a positive and a negative advantage. Rows without a clip have none, and neither has
+    CISPO: it bounds a weight and switches nothing off. 0 at the first update of a batch is right.
+    """
+
+    def flat(pick) -> Tensor:  # (tokens,)
+        return torch.cat([pick(p).expand_as(p.batch.mask)[p.batch.loss_mask] for p in pieces])
+
+    old, logp = flat(lambda p: p.batch.logp_old), flat(lambda p: p.logp)
+    gradient, advantages = flat(lambda p: p.gradient), flat(lambda p: p.batch.advantages)
+    ratio = (logp - old).exp()
+    off = gradient == 0
+    metrics = {
+        "ratio/min": ratio.min().item(),
+        "ratio/max": ratio.max().item(),
+        "clip/high": (off & (advantages > NO_SIGNAL)).float().mean().item(),
+        "clip/low": (off & (advantages < -NO_SIGNAL)).float().mean().item(),
+        "kl/old": k3(old[None], logp[None]).mean().item(),
+    }
+    if pieces[0].batch.logp_ref is not None:
+        reference = flat(lambda p: p.batch.logp_ref)
+        metrics["kl/ref"] = k3(logp[None], reference[None]).mean().item()
+    return metrics
 
 
 def hold(condition: bool, name: str, what: str) -> None:

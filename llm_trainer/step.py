@@ -11,16 +11,19 @@ Lecture 12 walks through it; the ratio is [RC-3], the mask [MAP-5], the sum over
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from llm_trainer.batch import StepBatch
 from llm_trainer.config import Config, RunError
 from llm_trainer.credit import PAYERS, WEIGHTS, compare, criticise
 from llm_trainer.critic import explained_variance, make_critic
+from llm_trainer.devices import ONE, Devices, like
 from llm_trainer.invariants import (
     BOUNDS,
     NO_SIGNAL,
@@ -29,6 +32,7 @@ from llm_trainer.invariants import (
     check_end_token,
     check_split,
     check_start,
+    token_metrics,
 )
 from llm_trainer.losses import Loss
 from llm_trainer.models import Policy
@@ -36,7 +40,6 @@ from llm_trainer.oom import Room
 from llm_trainer.scoring import Scores, response_states, score
 from policy_gradients.advantages import whiten
 from policy_gradients.algorithms import Batch
-from policy_gradients.kl import k3
 
 
 class NonFiniteError(RunError):
@@ -46,13 +49,23 @@ class NonFiniteError(RunError):
 class Learner:
     """A policy with its optimiser, its loss, and the reference and critic that its row needs."""
 
-    def __init__(self, policy: Policy, config: Config, loss: Callable | None = None):
-        self.policy, self.config = policy, config
+    def __init__(
+        self,
+        policy: Policy,
+        config: Config,
+        loss: Callable | None = None,
+        devices: Devices = ONE,
+    ):
+        self.policy, self.config, self.devices = policy, config, devices
         self.row = config.row()
         self.loss = Loss(self.row, loss, entropy_coef=config.entropy_coef)
         self.reference = policy.reference() if self.row.needs_reference else None
         own_body = config.critic == "model"
         self.critic = make_critic(policy, own_body=own_body) if self.row.needs_critic else None
+        self.roots: list[torch.nn.Module] = []  # of networks split over the processes, ours first
+        if devices.shard:  # a reference that is the same network without adapters is split with it
+            copied = self.reference is not None and self.reference.model is not policy.model
+            self.roots = [devices.split(p) for p in (policy, self.reference)[: 1 + copied]]
         groups = [{"params": policy.trainable(), "lr": config.lr}]
         if self.critic:
             groups.append({"params": self.critic.weights(), "lr": config.critic_lr})
@@ -67,7 +80,7 @@ class Learner:
         if config.sampler == "vllm":  # other kernels round otherwise
             self.bounds["agreement"] = BOUNDS[torch.bfloat16]["agreement"]
         advice = "group, max_new_tokens or logprob_chunk; or set gradient_checkpointing, lora_rank"
-        self.room = Room(config.micro_batch, "training", advice)
+        self.room = Room(config.micro_batch, "training", advice, retry=not devices.shard)
         self.updates = 0  # optimiser updates so far
         self.shuffle = torch.Generator().manual_seed(config.seed)  # of prompts into minibatches
         self.keep_sampler_logp = not config.recomputes_old
@@ -85,7 +98,12 @@ class Learner:
     @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over what `state` gave."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        weights = [w for group in self.optimizer.param_groups for w in group["params"]]
+        moments = {
+            i: {k: v if k == "step" else like(v, weights[i]) for k, v in values.items()}
+            for i, values in state["optimizer"]["state"].items()
+        }
+        self.optimizer.load_state_dict({**state["optimizer"], "state": moments})
         weights = dict(self.critic.named_parameters()) if self.critic else {}
         for name, value in state["critic"].items():
             weights[name].copy_(value)
@@ -100,8 +118,8 @@ class Learner:
 
     def score(self, policy: Policy, batch: StepBatch, **also: bool) -> Scores:
         """also: entropy=True, states=True"""
-        return score(
-            policy,
+        through_root = self.roots and policy is self.policy
+        found = (self.roots[0] if through_root else partial(score, policy))(
             batch.prompts,
             batch.tokens,
             batch.mask,
@@ -111,6 +129,7 @@ class Learner:
             chunk=self.config.logprob_chunk,
             **also,
         )
+        return Scores(*found) if isinstance(found, tuple) else found  # FSDP returns a tuple
 
     def look(self, batch: StepBatch) -> tuple[Scores, Tensor | None]:
         """What the policy says, and V before each token, (batch, time), if there is a critic."""
@@ -133,10 +152,15 @@ class Learner:
 
     @torch.no_grad()
     def frozen(self, function: Callable[[StepBatch], Tensor], batch: StepBatch) -> Tensor:
-        """`function` of each micro-batch, (…, batch, time), joined and padded with 0."""
-        width = batch.tokens.shape[1]
-        pieces = self.room.run(lambda size: [function(b) for b in batch.micro_batches(size)])
-        return torch.cat([F.pad(x, (0, width - x.shape[-1])) for x in pieces], dim=-2)
+        """`function` of each micro-batch, (…, batch, time), joined and padded with 0.
+
+        Each process computes it for its share of the prompts, and all get all of it.
+        """
+        width, own = batch.tokens.shape[1], batch.take(self.devices.share(batch.indices))
+        with self.devices.whole(self.roots):
+            pieces = self.room.run(lambda size: [function(b) for b in own.micro_batches(size)])
+        pieces = [F.pad(x, (0, width - x.shape[-1])) for x in pieces]
+        return torch.cat([x for found in self.devices.everyone(pieces) for x in found], dim=-2)
 
     def frozen_log_probs(self, policy: Policy, batch: StepBatch) -> Tensor:
         """(batch, time) without gradient; 0 on padding."""
@@ -280,8 +304,8 @@ class Learner:
         kl = self.loss.kl(inputs)
         return (loss + kl).detach(), gradient, gradient + torch.autograd.grad(kl, logp)[0]
 
-    def backward(self, batch: StepBatch) -> Piece:
-        """Add one micro-batch's gradient to `.grad`. Raises NonFiniteError."""
+    def backward(self, batch: StepBatch, *, counts: bool = True) -> Piece:
+        """Add one micro-batch's gradient to `.grad`, or, if it does not count, 0 of it."""
         scores, values = self.look(batch)
         inputs = self.loss_inputs(batch, scores.logp, values)
         loss, gradient, upstream = self.policy_gradient(inputs)
@@ -290,27 +314,50 @@ class Learner:
             bonus = self.loss.bonus(inputs, scores.entropy)
             ends, grads = [*ends, bonus], [*grads, None]
             losses["loss"] = loss + bonus.detach()
+            losses["entropy/full"] = scores.entropy.detach().sum() / batch.total_tokens
         if self.critic:
             error = self.loss.critic(inputs)
             ends, grads = [*ends, error], [*grads, None]
-            losses["critic/loss"] = error.detach()
-        losses = {name: value.item() for name, value in losses.items()}
-        for name, value in losses.items():
-            if not math.isfinite(value):
-                raise NonFiniteError(f"the {name} is {value}")
+            losses["critic/loss"] = error.detach() / self.row.value_coefficient
+        if not counts:
+            grads = [torch.zeros_like(end) for end in ends]
         torch.autograd.backward(ends, grads)
+        losses = {name: value.item() for name, value in losses.items()}
         return Piece(batch, scores.logp.detach(), gradient, losses)
 
     def gradients(self, batch: StepBatch, micro_batch: int) -> list[Piece]:
-        """The gradient of one update in `.grad`, computed `micro_batch` prompts at a time."""
+        """This process's share of an update's gradient in `.grad`, `micro_batch` prompts at a time.
+
+        Split weights are put together by all processes at each pass, so all make equally many.
+        """
         self.optimizer.zero_grad()
+        own = list(batch.take(self.devices.share(batch.indices)).micro_batches(micro_batch))
+        most = max(self.devices.everyone(len(own))) if self.devices.shard else len(own)
         networks = [self.policy, *([self.critic.body] if self.critic and self.critic.body else [])]
         for network in networks:
             network.recompute(self.config.gradient_checkpointing)
-        pieces = [self.backward(piece) for piece in batch.micro_batches(micro_batch)]
+        pieces = [self.backward(piece) for piece in own]
+        for _ in range(most - len(own)):
+            self.backward(batch.take(batch.indices[:1]), counts=False)
         for network in networks:
             network.recompute(False)
         return pieces
+
+    def of_everyone(self, batch: StepBatch, pieces: list[Piece]) -> list[Piece]:
+        """The micro-batches of all processes, as one piece; `.grad` holds the sum of theirs."""
+        if self.devices.world == 1:
+            return pieces
+        weights = [w for group in self.optimizer.param_groups for w in group["params"]]
+        self.devices.sum_gradients(weights)
+        width = batch.tokens.shape[1]
+        found = [
+            (*[F.pad(x, (0, width - x.shape[1])) for x in (p.logp, p.gradient)], p.losses)
+            for p in pieces
+        ]
+        found = [piece for part in self.devices.everyone(found) for piece in part]
+        logp, gradient, losses = zip(*found, strict=True)
+        losses = {name: sum(share[name] for share in losses) for name in losses[0]}
+        return [Piece(batch, torch.cat(logp), torch.cat(gradient), losses)]
 
     # ------------------------------------------------------------ the update
 
@@ -322,6 +369,11 @@ class Learner:
         """
         config = self.config
         pieces = self.room.run(lambda size: self.gradients(batch, size))
+        pieces = self.of_everyone(batch, pieces)
+        losses = {name: sum(p.losses[name] for p in pieces) for name in pieces[0].losses}
+        for name, value in losses.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(f"the {name} is {value}")
         norms = [self.clip(self.policy.trainable())]
         if self.critic:  # apart: an error of the critic must not shrink the policy's step
             norms.append(self.clip(self.critic.weights()))
@@ -346,7 +398,6 @@ class Learner:
             settings["lr"] = rate
         self.optimizer.step()
         self.updates += 1
-        losses = {name: sum(p.losses[name] for p in pieces) for name in pieces[0].losses}
         if self.room.halved:
             losses["micro_batch"] = self.room.size
         return {**losses, "grad_norm": norms[0], "lr": policy_lr, **metrics}
@@ -354,6 +405,7 @@ class Learner:
     def clip(self, weights: list[torch.nn.Parameter]) -> float:
         """Scale this gradient to max_grad_norm at most; its norm before."""
         norm = torch.nn.utils.clip_grad_norm_(weights, self.config.max_grad_norm)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if not torch.isfinite(norm):
             raise NonFiniteError(f"the gradient's norm is {norm.item()}")
         return norm.item()
@@ -387,31 +439,3 @@ def count(batch: StepBatch) -> StepBatch:
 def ramp(updates: int, warmup: int) -> float:
     """Share of the full learning rate after so many updates; 0 before the first."""
     return min(1.0, max(0, updates + 1) / max(1, warmup))
-
-
-def token_metrics(pieces: list[Piece]) -> dict[str, float]:
-    """Numbers over all response tokens in the loss that were computed.
-
-    clip/high and clip/low are shares of tokens whose gradient the loss (its KL apart) has switched
-    off, with a positive and a negative advantage. Rows without a clip have none, and neither has
-    CISPO: it bounds a weight and switches nothing off. 0 at the first update of a batch is right.
-    """
-
-    def flat(pick) -> Tensor:  # (tokens,)
-        return torch.cat([pick(p).expand_as(p.batch.mask)[p.batch.loss_mask] for p in pieces])
-
-    old, logp = flat(lambda p: p.batch.logp_old), flat(lambda p: p.logp)
-    gradient, advantages = flat(lambda p: p.gradient), flat(lambda p: p.batch.advantages)
-    ratio = (logp - old).exp()
-    off = gradient == 0
-    metrics = {
-        "ratio/min": ratio.min().item(),
-        "ratio/max": ratio.max().item(),
-        "clip/high": (off & (advantages > NO_SIGNAL)).float().mean().item(),
-        "clip/low": (off & (advantages < -NO_SIGNAL)).float().mean().item(),
-        "kl/old": k3(old[None], logp[None]).mean().item(),
-    }
-    if pieces[0].batch.logp_ref is not None:
-        reference = flat(lambda p: p.batch.logp_ref)
-        metrics["kl/ref"] = k3(logp[None], reference[None]).mean().item()
-    return metrics

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from llm_trainer import credit
 from llm_trainer import train as train_module
@@ -505,6 +506,11 @@ def test_every_row_takes_two_steps_in_parts(make_config, algorithm):
     assert all(math.isfinite(v) for line in trained for v in line.values())
     assert trained[0]["check/ratio"] <= 1e-4
     assert trained[0]["check/split"] <= 1e-4
+    model, trained = (
+        AutoModelForCausalLM.from_pretrained(path).state_dict()
+        for path in (config.model, config.output_dir)
+    )
+    assert not all(torch.equal(model[name], trained[name]) for name in model)
 
 
 @pytest.mark.parametrize("overlong", [{}, {"overlong": "penalty", "overlong_cache": 5}])
