@@ -9,7 +9,7 @@ A run's folder holds `run.yaml` (its configuration), `metrics.jsonl`, `checkpoin
 `resume` needs), a token-level record of each step in `record_steps` (`steps/step_0020.json`) and
 at the end the model and tokenizer as ordinary Hugging Face files.
 
-Left out: critics, adapters, several devices, several minibatches per batch of samples.
+Left out: several devices.
 """
 
 import signal
@@ -35,14 +35,23 @@ from llm_trainer.checkpoint import (
     start_folder,
     write_atomically,
 )
-from llm_trainer.config import Config, RunError
+from llm_trainer.config import Config, RunError, require
+from llm_trainer.devices import ONE, Devices, find_devices, like, with_launcher
 from llm_trainer.evaluate import evaluate
-from llm_trainer.log import Console, Log, Sample, check_tracker, make_tracker, pick_samples
+from llm_trainer.log import (
+    Console,
+    Log,
+    Sample,
+    Silent,
+    check_tracker,
+    make_tracker,
+    pick_samples,
+)
 from llm_trainer.losses import loss_name
 from llm_trainer.models import load_policy
 from llm_trainer.oom import InRoom, Room
 from llm_trainer.record import Recorder
-from llm_trainer.rollout import Sampler, check_sampler, make_sampler, pad_prompts
+from llm_trainer.rollout import Sampler, check_sampler, make_sampler, pad_prompts, worker_seed
 from llm_trainer.step import Learner, NonFiniteError
 from llm_trainer.task import Stream, Task, by_task, load_task
 from llm_trainer.tiny import warm_start
@@ -91,69 +100,89 @@ def train(
 
     Raises ConfigError (before anything is written), InvariantError, NonFiniteError, NoSignalError.
     """
+    config = with_launcher(config)
     check_tracker(config)
     check_sampler(config)
+    devices = find_devices(config)
     folder = check_folder(config, resume=resume, overwrite=overwrite)
     name = loss_name(loss, config.algorithm)
     code = getattr(loss, "sha256", None)  # of the file that --loss read it from
     state = load_state(folder, name) if resume else None
+    wrote = len(state["generators"]) if state else devices.world
+    require(wrote == devices.world, f"--resume: this run has {wrote} processes; start as many")
     task = load_task(config.task)
     check_unseen(config.model, task)
-    policy = load_policy(config, starting_model(config, quiet=quiet))
-    learner = Learner(policy, config, loss)
+    quiet = quiet or not devices.first
+    start = devices.in_turn(lambda: starting_model(config, quiet=quiet))
+    policy = load_policy(config, start)
+    learner = Learner(policy, config, loss, devices)
     room = Room(config.prompts, "sampling", "prompts, group or max_new_tokens")
     sampler = InRoom(make_sampler(policy, config), room)
     stream = task.stream(config.seed)
-    generator = torch.Generator(policy.device).manual_seed(config.seed)
+    seed = worker_seed(config.seed, devices.rank)  # or all would write the same responses
+    generator = torch.Generator(policy.device).manual_seed(seed)
     words = task.held_out[: config.eval_words]
 
     # Everything that could be refused has been; from here on files change.
-    start_folder(folder, config, f"{name} (sha256 {code})" if code else name, overwrite=overwrite)
+    about = f"{name} (sha256 {code})" if code else name
+    devices.everyone(None)  # none of them is still looking at what is there
+    if devices.first:
+        start_folder(folder, config, about, overwrite=overwrite)
     done = {"step": 0, "idle": 0, "cpu_seconds": 0.0, "log_bytes": 0}  # what the loop counts
     done["run_id"] = uuid.uuid4().hex  # by which a tracker knows the run again
     if state:
-        policy.load_state(state["model"])
+        policy.load_state({n: like(state["model"][n], w) for n, w in policy.state().items()})
         learner.load_state(state["learner"])
         stream.position = state["position"]
-        generator.set_state(state["generator"])
+        generator.set_state(state["generators"][devices.rank])
         done |= state["done"]
-    log = Log(folder, size=done["log_bytes"])
+    log = (Log if devices.first else Silent)(folder, size=done["log_bytes"])
     title = f"{name if loss else config.algorithm} on {config.model}"
     console = Console(title, config.steps, log.history, quiet=quiet)
     if resume and state is None:
         console.say("no checkpoint yet: this run starts at step 0")
     if state and state.get("loss_sha256") != code:
         console.say(f"warning: the file of {name} has changed since this run's last checkpoint")
-    cpu_offset = done["cpu_seconds"] - time.process_time()
+    cpu_offset = done["cpu_seconds"] - cpu_seconds(devices)
 
     def held_out() -> dict[str, float]:
         rows = config.prompts * config.group  # no more at once than a step samples
-        result = evaluate(policy, task, words, max_new_tokens=config.max_new_tokens, batch=rows)
+        with devices.whole(learner.roots):
+            result = evaluate(
+                policy,
+                task,
+                words,
+                max_new_tokens=config.max_new_tokens,
+                batch=rows,
+                devices=devices,
+            )
         parts = {f"eval/exact/{name}": exact for name, exact in result.by_task.items()}
         total = {"eval/exact": result.exact, "eval/correctness": result.correctness}
         return total | (parts if len(parts) > 1 else {})
 
     def save() -> None:
-        done["cpu_seconds"], done["log_bytes"] = cpu_offset + time.process_time(), log.sync()
+        done["cpu_seconds"], done["log_bytes"] = cpu_offset + cpu_seconds(devices), log.sync()
         values = {
             "loss": name,
             "loss_sha256": code,
-            "model": policy.state(),
-            "learner": learner.state(),
+            "model": devices.together(policy.state()),
+            "learner": devices.together(learner.state()),
             "position": stream.position,
-            "generator": generator.get_state(),
+            "generators": [x.cpu() for x in devices.everyone(generator.get_state())],
             "done": done,
         }
-        write_atomically(folder / STATE, lambda path: torch.save(values, path))
+        if devices.first:
+            write_atomically(folder / STATE, lambda path: torch.save(values, path))
 
     try:
-        log.tracker = make_tracker(config, done["run_id"], len(log.history))
+        if devices.first:
+            log.tracker = make_tracker(config, done["run_id"], len(log.history))
         if not log.history:
             log.write({"step": 0, **held_out()})
             console.step(log.history[-1])
             save()
-        with stop_requested() as stop:
-            while done["step"] < config.steps and not stop.is_set():
+        with stop_requested(patient=devices.world > 1) as stop:
+            while done["step"] < config.steps and not devices.any(stop.is_set()):
                 started = time.monotonic()
                 step = done["step"] + 1
                 recorder = Recorder(learner, step, name) if step in config.record_steps else None
@@ -162,7 +191,7 @@ def train(
                     sampler, task, stream, learner, generator, recorder
                 )
                 updated = learn(learner, batch, recorder)
-                if recorder:
+                if recorder and devices.first:
                     save_record(recorder.record(), folder)
                 metrics = {"step": step, **metrics, **(updated or {"groups/trained": 0})}
                 favours = batch is not None and learner.has_contrast(batch)
@@ -174,7 +203,7 @@ def train(
                 metrics |= {
                     "time/step_seconds": seconds,
                     "time/tokens_per_second": metrics["tokens"] / seconds,
-                    "time/cpu_seconds": cpu_offset + time.process_time(),
+                    "time/cpu_seconds": cpu_offset + cpu_seconds(devices),
                 }
                 log.write(metrics)
                 console.step(metrics, samples)
@@ -184,11 +213,12 @@ def train(
         save()
         finished = done["step"] >= config.steps
         if finished:
-            save_model(policy, folder)
+            save_finished(learner, start, folder)
             console.say(verdict(log.history))
             console.say(f"model, tokenizer, log and checkpoint are in {folder}")
         else:
             console.say(f"stopped after step {done['step']}; go on with --resume")
+        devices.end()
     except NonFiniteError as error:
         raise NonFiniteError(
             f"step {done['step'] + 1}: {error}. This update was not made; the last good state is "
@@ -197,6 +227,23 @@ def train(
     finally:
         log.close()
     return Result(folder, log.history, finished)
+
+
+def cpu_seconds(devices: Devices) -> float:
+    """Of all processes of the run together."""
+    return sum(devices.everyone(time.process_time()))
+
+
+def save_finished(learner: Learner, start: Path | str, folder: Path) -> None:
+    """The model as ordinary files, by the first process; split weights are put together first."""
+    policy = learner.policy
+    if learner.roots:
+        state = learner.devices.together(policy.state())
+        if learner.devices.first:
+            policy = load_policy(learner.config, start)
+            policy.load_state(state)
+    if learner.devices.first:
+        save_model(policy, folder)
 
 
 def check_signal(idle: int, metrics: dict[str, Any]) -> None:
@@ -236,7 +283,10 @@ def collect(
     rounds = config.resample_limit if learner.row.dynamic_sampling else 1
     while len(metrics) < rounds and sum(len(b.rewards) for b in kept) < config.prompts:
         words = stream.take(config.prompts)
-        batch, numbers, samples = sample_and_score(sampler, task, words, config, generator)
+        with learner.devices.whole(learner.roots):
+            batch, numbers, samples = sample_and_score(
+                sampler, task, words, config, generator, learner.devices
+            )
         metrics.append(numbers)
         if learner.row.dynamic_sampling:
             keep = dapo_filter(batch.correct)
@@ -257,10 +307,19 @@ def collect(
 
 
 def sample_and_score(
-    sampler: Sampler, task: Task, words: list, config: Config, generator: torch.Generator
+    sampler: Sampler,
+    task: Task,
+    words: list,
+    config: Config,
+    generator: torch.Generator,
+    devices: Devices = ONE,
 ) -> tuple[StepBatch, dict[str, float], list[Sample]]:
-    """`group` responses to each word's prompt, scored; what they say as numbers; a few."""
-    policy, entries = sampler.policy, [task.entry(word) for word in words]
+    """`group` responses to each word's prompt, scored; what they say as numbers; a few.
+
+    Each process writes those to its share of the words, and all get the whole batch.
+    """
+    policy, everything = sampler.policy, [task.entry(word) for word in words]
+    entries = devices.share(everything)
     prompts = pad_prompts([policy.prompt(task.question(e)) for e in entries], policy)
     responses = sampler.sample(
         prompts,
