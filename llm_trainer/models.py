@@ -25,6 +25,7 @@ from urllib.parse import urlparse
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -46,6 +47,7 @@ class Policy:
     dtype: torch.dtype  # arithmetic of the forward pass
     adapters: "PeftModel | None" = None  # LoRA inside `model`, whose own weights are frozen
     adapters_off: bool = False  # true for a reference
+    compiled: bool = False  # training passes through torch.compile; decoding never
 
     def prompt(self, question: str) -> list[int]:
         """Token ids of a conversation with one user turn, up to where the answer begins.
@@ -111,7 +113,7 @@ class Policy:
         returns : (rows, time, width)
         """
         with self._arithmetic():
-            return self.body(
+            return self._trained_body(
                 input_ids=tokens,
                 attention_mask=attention,
                 position_ids=positions,
@@ -122,6 +124,11 @@ class Policy:
     def body(self) -> nn.Module:
         """The network below the head."""
         return self.model.base_model
+
+    @cached_property
+    def _trained_body(self) -> nn.Module:
+        # Lengths differ from batch to batch: one graph for all of them.
+        return torch.compile(self.body, dynamic=True) if self.compiled else self.body
 
     @property
     def head_weight(self) -> Tensor:
@@ -140,16 +147,13 @@ class Policy:
         Asked of the model itself: its head is made to return 100 times what it is given, and that
         has to come out as the logits.
         """
-        head, states = self.model.get_output_embeddings(), []
+        head = self.model.get_output_embeddings()
         if type(head) is not nn.Linear:
             return False
-        hooks = [
-            self.body.register_forward_hook(lambda *call: states.append(call[2].last_hidden_state)),
-            head.register_forward_hook(lambda module, inputs, logits: 100 * inputs[0]),
-        ]
-        with torch.no_grad(), self._arithmetic(), removed(hooks):
-            logits = self.model(input_ids=self._any_token(), use_cache=False).logits
-        return len(states) == 1 and torch.equal(logits.float(), (100 * states[0]).float())
+        states = torch.linspace(-1, 1, head.in_features)[None].to(head.weight)  # (1, width)
+        hook = head.register_forward_hook(lambda module, inputs, logits: 100 * inputs[0])
+        with torch.no_grad(), removed(hook):
+            return torch.equal(self.logits(states), (100 * states).float())
 
     def logits(self, states: Tensor) -> Tensor:
         """What the model makes of given last hidden states, by its own code, whatever that does.
@@ -163,11 +167,9 @@ class Policy:
             result.last_hidden_state = states[None]
             return result
 
-        with self._arithmetic(), removed([self.body.register_forward_hook(put)]):
-            return self.model(input_ids=self._any_token(), use_cache=False).logits[0].float()
-
-    def _any_token(self) -> Tensor:  # (1, 1)
-        return torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        with self._arithmetic(), removed(self.body.register_forward_hook(put)):
+            any_token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            return self.model(input_ids=any_token, use_cache=False).logits[0].float()
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
@@ -244,13 +246,12 @@ class Policy:
 
 
 @contextmanager
-def removed(hooks: list) -> Iterator[None]:
-    """The hooks are there within the block only."""
+def removed(hook: RemovableHandle) -> Iterator[None]:
+    """The hook is there within the block only."""
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
 
 
 def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
@@ -309,7 +310,8 @@ def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
         policy.prompt("test")
     except Exception as error:  # a template is a program of the model's own
         raise ConfigError(f"model = {source!r}: its chat template fails: {error}") from None
-    check_network(policy, source)
+    check_network(replace(policy), source)  # a copy: what it looked at is not kept
+    policy.compiled = config.compile
     try:
         if config.gradient_checkpointing:
             # The name changes with transformers 6.
