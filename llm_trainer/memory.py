@@ -10,18 +10,22 @@ Checked on a CPU (tests/llm_trainer/test_memory.py): parameters, Adam's moments 
 to the byte; activations by what autograd saves, and the peak of both phases by what the allocator
 hands out, within 10 % on two layers of Qwen3-0.6B and Qwen2.5-0.5B. Models with another layer than
 theirs (RMSNorm, gated MLP) are further off. NOT checked on a GPU. Left out: fragmentation (10 % of
-the card are kept free for it), the workspace of kernels, torch.compile, several devices, and what
-vLLM takes for itself.
+the card are kept free for it), the workspace of kernels, torch.compile, and several devices.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from llm_trainer.config import Config, ConfigError, first_line, with_values
+from llm_trainer.vllm_rollout import GPU_SHARE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 GB = 2**30  # a card sold as "24 GB" has 24 × 2³⁰ bytes
 FLOAT = 4  # bytes of a float32: weights that learn, their gradients, Adam's moments
@@ -78,20 +82,23 @@ class Shape:
 def shape_of(source: str) -> Shape:
     """Sizes of `tiny`, a folder, a name in KNOWN, or another Hugging Face name.
 
-    The network is built without memory (on torch's meta device), so the counts are exact.
     Raises ConfigError if there is no config.json, or it is not of a causal language model.
     """
-    from transformers import AutoModelForCausalLM
-
     try:
-        model_config = _config_of(source)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
+        return shape_from(_config_of(source))
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
             f"model = {source!r}: no sizes to estimate from ({first_line(error)}); known without "
             f"a folder: tiny, {', '.join(KNOWN)}"
         ) from None
+
+
+def shape_from(model_config: "PreTrainedConfig") -> Shape:
+    """Counted on a network built without memory, on torch's meta device."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
     config = model_config.get_text_config()
     heads, width = config.num_attention_heads, config.hidden_size
     head = getattr(config, "head_dim", None) or width // heads
@@ -116,7 +123,7 @@ def shape_of(source: str) -> Shape:
     )
 
 
-def _config_of(source: str):
+def _config_of(source: str) -> "PreTrainedConfig":
     from transformers import AutoConfig
 
     if source == "tiny":
@@ -296,6 +303,7 @@ class Estimate:
     always: dict[str, float]
     sampling: dict[str, float]
     training: dict[str, float]
+    usable: float = 1 - KEPT_FREE  # share of the card
 
     @property
     def phase(self) -> str:
@@ -313,7 +321,7 @@ class Estimate:
 
     def fits(self, memory: float) -> bool:
         """memory: bytes of the card"""
-        return self.peak <= memory * (1 - KEPT_FREE)
+        return self.peak <= memory * self.usable
 
 
 def estimate(
@@ -325,7 +333,8 @@ def estimate(
     """
     shape = shape or shape_of(config.model)
     parts = always(shape, config), sampling(shape, config, prompt), training(shape, config, prompt)
-    return Estimate(*parts)
+    vllm = GPU_SHARE if config.sampler == "vllm" else 0  # the trainer's own loop still evaluates
+    return Estimate(*parts, usable=1 - KEPT_FREE - vllm)
 
 
 def changes(config: Config) -> Iterator[dict]:
@@ -460,8 +469,9 @@ def report(config: Config, *, memory: float, prompt: int = PROMPT_TOKENS) -> tup
     lines += [
         f"  peak       while {parts.phase:12} {parts.peak / GB:7.2f}",
         f"largest part: {part}, {size / parts.peak:.0%}",
-        f"{'fits' if fits else 'does NOT fit'} {memory:g} GB with {KEPT_FREE:.0%} left free "
-        f"({memory * (1 - KEPT_FREE):.2f})",
+        f"{'fits' if fits else 'does NOT fit'} {memory:g} GB with {KEPT_FREE:.0%} left free"
+        + (f" and {GPU_SHARE:.0%} to vLLM" if config.sampler == "vllm" else "")
+        + f" ({memory * parts.usable:.2f})",
     ]
     if not fits:
         lines += ["what to change (each was tried on top of those above it):"]
