@@ -175,6 +175,27 @@ def test_attention_is_sdpa_where_the_family_allows_it(make_config, folder_of):
     assert found == {"qwen3": "sdpa", "llama": "sdpa", "gpt2": "sdpa", "gemma2": "eager"}
 
 
+def test_compile_is_for_training_passes_only(make_config, folder_of, monkeypatch):
+    """Whether the compiled numbers agree is for the run's own invariants to say; compiling takes
+    half a minute of CPU time here.
+    """
+    compiled = []
+
+    def compile(body, *, dynamic):
+        assert dynamic
+        return lambda **inputs: compiled.append(inputs["input_ids"].shape) or body(**inputs)
+
+    monkeypatch.setattr(torch, "compile", compile)
+    policy = load_policy(make_config(model=str(folder_of("qwen3")), compile=True))
+    prompts = prompts_of(policy)
+    responses = draw(policy, prompts)
+    assert compiled == []
+    settings = {"group": 3, "temperature": 1.3, "shared": False, "chunk": 99}
+    logp = score(policy, prompts, responses.tokens, responses.mask.bool(), **settings).logp
+    assert len(compiled) == 1
+    assert (logp - responses.logp)[responses.mask.bool()].abs().max() <= 1e-4
+
+
 # ------------------------------------------------------------------ end tokens and defaults
 
 
