@@ -178,7 +178,8 @@ class Learner:
         batch = count(replace(batch, loss_mask=loss_mask, logp_old=batch.logp_sampler))
         if self.reference is not None:
             batch = replace(batch, logp_ref=self.frozen_log_probs(self.reference, batch))
-        reads_old = self.critic or self.row.kl == "reward" or config.importance != "none"
+        kl_in_reward = self.reference is not None and self.row.kl == "reward"
+        reads_old = self.critic or kl_in_reward or config.importance != "none"
         if not self.keep_sampler_logp and reads_old:
             batch = self.with_old(batch, torch.ones_like(batch.rewards[:, 0], dtype=torch.bool))
         batch = self.with_values(batch) if self.critic else self.with_comparison(batch)

@@ -278,3 +278,19 @@ def test_a_learners_own_loss_works_with_a_critic(make_config):
     row = train(make_config(**settings), overwrite=True, quiet=True).history
     for name in ("reward/mean", "critic/loss", "clip/high"):
         assert own[-1][name] == pytest.approx(row[-1][name], abs=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "reinforce"])
+def test_rows_that_compare_no_group_do_with_one_response_per_prompt(make_config, algorithm):
+    config = make_config(algorithm=algorithm, prompts=16, group=1, micro_batch=8)
+    lines = train(config, quiet=True).history[1:]
+    assert all(line["grad_norm"] > 0 for line in lines)
+    assert all(line["groups/trained"] > 0 for line in lines)
+
+
+def test_old_log_probabilities_are_recomputed_for_a_critic_too(make_learner, draw):
+    learner = make_learner(algorithm="ppo", old_logprobs="recompute")
+    seen = draw(learner)
+    spoilt = replace(seen, logp_sampler=seen.logp_sampler - 0.5)
+    batch = learner.measure(spoilt)
+    assert torch.allclose(batch.logp_old, learner.frozen_log_probs(learner.policy, seen))
