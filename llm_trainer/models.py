@@ -6,7 +6,7 @@ float32 always: bfloat16 has 8 bits of mantissa, and an update of 5e-6 to a weig
 With `dtype: bfloat16` only the arithmetic of the forward pass runs in bfloat16 (autocast); beside
 LoRA adapters, which are float32, the frozen weights themselves are bfloat16.
 
-Left out: critics, several devices, images.
+Left out: inputs other than text, and recurrent networks (refused when loaded).
 """
 
 import copy
