@@ -24,7 +24,7 @@ from llm_trainer.step import Learner
 from llm_trainer.task import Spelling
 from llm_trainer.tiny import build_tokenizer
 
-PROMPT, RESPONSE, PROMPTS, GROUP = 32, 48, 2, 4
+PROMPT, RESPONSE, PROMPTS, GROUP = 24, 32, 2, 4
 PUBLISHED = {  # what the models' own pages say
     "tiny": 408_320,
     "Qwen/Qwen3-0.6B": 596_049_920,
