@@ -47,6 +47,11 @@ class StepBatch:
     def group(self) -> int:
         return self.rewards.shape[1]
 
+    @property
+    def indices(self) -> Tensor:
+        """(prompts,): 0, 1, 2, …"""
+        return torch.arange(len(self.rewards), device=self.rewards.device)
+
     def take(self, index: Tensor) -> "StepBatch":
         """The groups of these prompts, cut to their longest response; the counts stay.
 
@@ -66,8 +71,7 @@ class StepBatch:
 
     def micro_batches(self, prompts: int) -> Iterator["StepBatch"]:
         """Pieces of `prompts` groups (the last may be smaller)."""
-        everyone = torch.arange(len(self.rewards), device=self.rewards.device)
-        return (self.take(index) for index in everyone.split(prompts))
+        return (self.take(index) for index in self.indices.split(prompts))
 
 
 def join(batches: list[StepBatch], pad_id: int) -> StepBatch:

@@ -35,7 +35,9 @@ MODEL_FILES = (
 )  # fmt: skip
 SPLIT = ("min_letters", "max_letters", "held_out")  # fields that say which words are held out
 # Fields that may change when a run is resumed; any other would make it another run.
-MAY_CHANGE = {"steps", "eval_every", "save_every", "output_dir", "threads", "record_steps", "track"}
+MAY_CHANGE = {
+    "steps", "eval_every", "save_every", "output_dir", "threads", "record_steps", "track", "shard",
+}  # fmt: skip
 
 
 def check_folder(config: Config, *, resume: bool, overwrite: bool) -> Path:

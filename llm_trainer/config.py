@@ -311,6 +311,13 @@ class Config(Section):
         "1 or more",
         ge=1,
     )
+    shard: bool = knob(
+        False,
+        "split weights, gradients and optimiser over the processes of a run (FSDP), instead of "
+        "keeping them whole on each",
+        "-",
+        "true, false",
+    )
     compile: bool = knob(False, "torch.compile the network (for a GPU)", "-", "true, false")
     sampler: Literal["own", "vllm"] = knob(
         "own", "who writes the responses; vllm must be installed", "-", "own, vllm"
@@ -406,6 +413,23 @@ class Config(Section):
         )
         self._never_negative(row, row.kl == "reward", "a KL in the reward")
 
+    def _can_be_split(self) -> None:
+        reasons = {
+            "shared_prefix = true": self.shared_prefix
+            and "its two passes through one layer before a backward pass do not work on split "
+            "weights; set shared_prefix to false",
+            "critic = 'model'": self.critic == "model"
+            and "a critic's own network is not split; use head",
+            "compile = true": self.compile and "not supported for split weights",
+            "sampler = 'vllm'": self.sampler == "vllm" and "it needs whole weights; use own",
+            "lora_rank": self.lora_rank > 0
+            and self.dtype == "bfloat16"
+            and "adapters are float32 beside bfloat16 weights, which cannot be split together; set "
+            "dtype to float32, or shard to false (with adapters little is left to split)",
+        }
+        for what, reason in reasons.items() if self.shard else ():
+            require(not reason, f"shard = true, {what}: {reason}")
+
     def _critic_and_weights_make_sense(self, row: Algorithm) -> None:
         if not row.needs_critic:
             fields = ("critic", "critic_lr", "critic_warmup", "gamma", "lam", "whiten")
@@ -488,6 +512,7 @@ class Config(Section):
             "old_logprobs = 'sampler': in bfloat16 sampler and learner round differently, so the "
             "ratio would not start at 1; use auto or recompute",
         )
+        self._can_be_split()
         vllm = self.sampler == "vllm"
         require(
             not (vllm and self.old_logprobs == "sampler"),

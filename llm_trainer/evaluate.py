@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from llm_trainer.config import require
+from llm_trainer.devices import ONE, Devices
 from llm_trainer.models import Policy
 from llm_trainer.rollout import pad_prompts, sample
 from llm_trainer.task import Rewards, Task, by_task
@@ -62,10 +63,21 @@ class SampledEvaluation:
 
 
 def evaluate(
-    policy: Policy, task: Task, words: list, *, max_new_tokens: int, batch: int = 256
+    policy: Policy,
+    task: Task,
+    words: list,
+    *,
+    max_new_tokens: int,
+    batch: int = 256,
+    devices: Devices = ONE,
 ) -> Evaluation:
-    """Greedy decoding of every item; `batch` bounds the rows in memory and changes no result."""
-    scored = list(respond(policy, task, words, max_new_tokens=max_new_tokens, batch=batch))
+    """Greedy decoding of every item; `batch` bounds the rows in memory and changes no result.
+
+    Each process answers its share of the words, and all get the same result.
+    """
+    own = devices.share(words)
+    scored = list(respond(policy, task, own, max_new_tokens=max_new_tokens, batch=batch))
+    scored = [item for part in devices.everyone(scored) for item in part]
     entries = [entry for entry, _ in scored]
     exact = [rewards.exact for _, [(_, rewards)] in scored]
     answers = [(task.label(e), text, rewards.exact == 1) for e, [(text, rewards)] in scored]

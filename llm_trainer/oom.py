@@ -37,6 +37,7 @@ class Room:
     doing: str
     advice: str
     halved: bool = False
+    retry: bool = True  # false where passes involve other processes, who would make another number
 
     def run(self, work: Callable[[int], T]) -> T:
         """work(size); if memory runs out, once more with half of it.
@@ -46,7 +47,7 @@ class Room:
         try:
             return work(self.size)
         except RuntimeError as error:
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error) or not self.retry:
                 raise
         # Out here the error is gone, and with it the frames that kept the tensors of the attempt.
         gc.collect()

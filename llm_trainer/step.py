@@ -308,7 +308,8 @@ class Learner:
     def backward(self, batch: StepBatch, *, counts: bool = True) -> Piece:
         """Add one micro-batch's gradient to `.grad`, or, if it does not count, 0 of it."""
         scores, values = self.look(batch)
-        inputs = self.loss_inputs(batch, scores.logp, values)
+        # A leaf of its own: to FSDP, a derivative of the network's output is its backward pass.
+        inputs = self.loss_inputs(batch, scores.logp.detach().requires_grad_(), values)
         loss, gradient, upstream = self.policy_gradient(inputs)
         ends, grads, losses = [scores.logp], [upstream], {"loss": loss}
         if scores.entropy is not None:

@@ -9,7 +9,7 @@ A run's folder holds `run.yaml` (its configuration), `metrics.jsonl`, `checkpoin
 `resume` needs), a token-level record of each step in `record_steps` (`steps/step_0020.json`) and
 at the end the model and tokenizer as ordinary Hugging Face files.
 
-Left out: several devices.
+Left out: devices of unequal speed. What several share out is in `devices.py`.
 """
 
 import signal
@@ -340,7 +340,7 @@ def sample_and_score(
     ]
 
     def grouped(values: list[float]) -> torch.Tensor:  # (prompts, group)
-        return torch.tensor(values, device=policy.device).view(len(words), config.group)
+        return torch.tensor(values, device=policy.device).view(len(entries), config.group)
 
     exact = grouped([p.exact for p in parts])
     parts = {name: grouped([getattr(p, name) for p in parts]) for name in PARTS}
@@ -351,20 +351,8 @@ def sample_and_score(
             lengths, max_length=config.max_new_tokens, cache=config.overlong_cache
         )
         rewards = rewards + parts["overlong"]
-    metrics = {
-        "reward/mean": rewards.mean().item(),
-        **{f"reward/{name}": part.mean().item() for name, part in parts.items()},
-        "reward/exact": exact.mean().item(),
-        "groups/contrast": 1 - zero_contrast_share(rewards),
-        "entropy": sampled_entropy(responses.logp, responses.mask),
-        "length/mean": responses.mask.sum(1).float().mean().item(),
-        "length/truncated": 1 - ended.float().mean().item(),
-        "tokens": int(responses.mask.sum()),
-    }
-    if len(task.tasks) > 1:
-        right = by_task(entries, exact.mean(1).tolist())
-        metrics |= {f"reward/exact/{name}": share for name, share in right.items()}
-    batch = StepBatch(
+    samples = pick_samples([task.label(e) for e in entries], texts, rewards.tolist())
+    own = StepBatch(
         prompts=prompts,
         rewards=rewards,
         correct=exact,
@@ -373,8 +361,21 @@ def sample_and_score(
         logp_sampler=responses.logp,
         parts=parts,
     )
-    names = [task.label(entry) for entry in entries]
-    return batch, metrics, pick_samples(names, texts, rewards.tolist())
+    batch = join(devices.everyone(own), policy.pad_id)
+    metrics = {
+        "reward/mean": batch.rewards.mean().item(),
+        **{f"reward/{name}": part.mean().item() for name, part in batch.parts.items()},
+        "reward/exact": batch.correct.mean().item(),
+        "groups/contrast": 1 - zero_contrast_share(batch.rewards),
+        "entropy": sampled_entropy(batch.logp_sampler, batch.mask),
+        "length/mean": batch.mask.sum(1).float().mean().item(),
+        "length/truncated": 1 - (batch.tokens == policy.end_id).any(1).float().mean().item(),
+        "tokens": int(batch.mask.sum()),
+    }
+    if len(task.tasks) > 1:
+        right = by_task(everything, batch.correct.mean(1).tolist())
+        metrics |= {f"reward/exact/{name}": share for name, share in right.items()}
+    return batch, metrics, samples
 
 
 def learn(
@@ -405,15 +406,19 @@ def starting_model(config: Config, *, quiet: bool = False) -> Path | str:
 
 
 @contextmanager
-def stop_requested():
-    """An event that the first Ctrl-C (or a polite kill) sets; a second one stops at once."""
+def stop_requested(*, patient: bool):
+    """An event that the first Ctrl-C (or a polite kill) sets; a second one stops at once.
+
+    patient: it does not. A launcher passes Ctrl-C on to processes that have it already from the
+    terminal; those that then do not end within 30 seconds it kills.
+    """
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event  # signals only reach the main thread
         return
 
     def handler(number, frame):
-        if event.is_set():
+        if event.is_set() and not patient:
             raise KeyboardInterrupt
         event.set()
 
