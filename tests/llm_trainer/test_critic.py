@@ -215,7 +215,7 @@ def test_a_critic_learns_a_batch_by_heart(make_learner, draw, critic):
         last = learner.update(batch, fresh=False)["critic/loss"]
     end = learner.describe(batch)
     assert start["critic/explained_variance"] == pytest.approx(0, abs=1e-5)
-    assert end["critic/explained_variance"] > (0.3 if critic == "model" else 0.03)
+    assert end["critic/explained_variance"] > (0.1 if critic == "model" else 0.02)
     assert last < first / 2
 
 
