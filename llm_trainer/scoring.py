@@ -4,7 +4,8 @@ A float32 logit for every word of Qwen3's vocabulary, at each of 4 × 512 tokens
 backpropagating through log_softmax takes that several times over. What is wanted is one number a
 token. So the network below the head runs once, the states that predict a response token are picked
 out (padding and prompts never reach the head), and the head runs on `chunk` of them at a time. Only
-one chunk of logits is alive; backward computes each chunk again.
+one chunk of logits is alive; backward computes each chunk again. What a prompt was answered several
+times over is scored once.
 
 All weights are used between the entry and the exit of `score`. A wrapper that gathers weights or
 synchronises gradients around one forward call (DDP, FSDP) wraps `ScoringModel`.
@@ -14,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from einops import repeat
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -60,6 +60,8 @@ def score(
     Raises:
         RuntimeError: a second derivative is asked for (create_graph=True).
     """
+    kept, back, group = distinct(prompts, tokens, mask, group)
+    tokens, mask = tokens[kept], mask[kept]  # (distinct, time)
     before = response_states(policy, prompts, tokens, mask, group=group, shared=shared)
     rows = mask.flatten().nonzero().squeeze(1)  # (tokens,): where something is to be scored
     picked, said = before.flatten(0, 1).index_select(0, rows), tokens.flatten()[rows]
@@ -70,10 +72,27 @@ def score(
         values = own_head_log_probs(policy, picked, said, temperature, chunk, entropy)
 
     def in_place(value: Tensor) -> Tensor:  # (tokens,) → (batch, time)
-        return torch.zeros_like(mask, dtype=value.dtype).masked_scatter(mask, value)
+        return torch.zeros_like(mask, dtype=value.dtype).masked_scatter(mask, value)[back]
 
     logp, h = values
-    return Scores(in_place(logp), in_place(h) if entropy else None, before if states else None)
+    return Scores(
+        in_place(logp), in_place(h) if entropy else None, before[back] if states else None
+    )
+
+
+def distinct(
+    prompts: Prompts, tokens: Tensor, mask: Tensor, group: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Short answers repeat, and a confident policy's most of all: each is scored once per prompt.
+
+    returns : one row of each, (distinct,), by prompt; which of them each response is, (batch,);
+    how many each prompt has, (prompts,)
+    """
+    row = torch.arange(len(tokens), device=tokens.device)  # (batch,)
+    said = torch.cat([row[:, None] // group, tokens.masked_fill(~mask, -1)], 1)
+    found, back = torch.unique(said, dim=0, return_inverse=True)
+    kept = row.new_zeros(len(found)).scatter(0, back, row)
+    return kept, back, torch.bincount(found[:, 0], minlength=len(prompts.tokens))
 
 
 class ScoringModel(nn.Module):
@@ -94,17 +113,24 @@ class ScoringModel(nn.Module):
 
 
 def response_states(
-    policy: Policy, prompts: Prompts, tokens: Tensor, mask: Tensor, *, group: int, shared: bool
+    policy: Policy,
+    prompts: Prompts,
+    tokens: Tensor,
+    mask: Tensor,
+    *,
+    group: int | Tensor,
+    shared: bool,
 ) -> Tensor:
     """The last hidden states that predict each response token.
 
     shared: each prompt runs once and its attention cache serves the whole group. The result is
     the plain one up to rounding; the saving is (G − 1)/G of the prompt's work.
+    group: responses per prompt; (prompts,) where they have unequally many.
 
-    prompts (P, prompt_time); tokens, mask (P·G, time) → (P·G, time, width)
+    prompts (P, prompt_time); tokens, mask (batch, time) → (batch, time, width)
     """
-    lengths = repeat(prompts.lengths, "p -> (p g) 1", g=group)
-    attention = repeat(prompts.attention, "p t -> (p g) t", g=group)
+    lengths = prompts.lengths.repeat_interleave(group)[:, None]
+    attention = prompts.attention.repeat_interleave(group, 0)
     # Padding is attended by nobody who matters: real tokens only look back.
     attention = torch.cat([attention, mask.to(attention.dtype)], 1)[:, :-1]
     inputs = tokens[:, :-1]  # the last token predicts nothing
@@ -114,13 +140,13 @@ def response_states(
         with torch.autocast(policy.device.type, policy.dtype, policy.dtype != torch.float32):
             cache = policy.new_cache()
             first = policy.hidden(prompts.tokens, prompts.attention, prompts.positions, cache=cache)
-            first = repeat(first[:, -1:], "p 1 w -> (p g) 1 w", g=group)  # predicts the first token
+            first = first[:, -1:].repeat_interleave(group, 0)  # predicts the first token
             if inputs.shape[1] == 0:
                 return first
             cache.batch_repeat_interleave(group)
             return torch.cat([first, policy.hidden(inputs, attention, positions, cache=cache)], 1)
-    whole = torch.cat([repeat(prompts.tokens, "p t -> (p g) t", g=group), inputs], 1)
-    positions = torch.cat([repeat(prompts.positions, "p t -> (p g) t", g=group), positions], 1)
+    whole = torch.cat([prompts.tokens.repeat_interleave(group, 0), inputs], 1)
+    positions = torch.cat([prompts.positions.repeat_interleave(group, 0), positions], 1)
     return policy.hidden(whole, attention, positions)[:, -tokens.shape[1] :]
 
 

@@ -181,6 +181,29 @@ def test_without_entropy_the_log_probs_and_gradient_are_the_same(kind, given):
 
 
 @pytest.mark.parametrize("shared", [True, False])
+def test_alike_responses_to_one_prompt_run_once_and_all_count(shared, given):
+    policy = make_policy("tied head")
+    prompts, tokens, mask = given
+    # The first prompt's two are alike, padding apart; the last prompt says the same once more.
+    tokens, mask = (x[torch.tensor([0, 0, 2, 3, 4, 0])].clone() for x in (tokens, mask))
+    mask[:2] = mask[5] = torch.arange(7) < 5
+    tokens[1, 5:] = tokens[0, 5:].flip(0) + 1
+    rows = []  # of each pass through the network
+    policy.body.register_forward_pre_hook(
+        lambda module, args, given: rows.append(len(given["input_ids"])), with_kwargs=True
+    )
+    result = scored(policy, (prompts, tokens, mask), shared=shared, entropy=True, states=True)
+    assert max(rows) == 5
+    logp, h = plain(policy, prompts, tokens, mask, 1.0)
+    assert same(result.logp, logp)
+    assert same(result.entropy, h)
+    assert result.states.shape[:2] == tokens.shape
+    assert torch.equal(result.states[0], result.states[1])
+    expected = gradients(policy, logp, h)
+    assert apart(gradients(policy, result.logp, result.entropy), expected) <= 1e-5
+
+
+@pytest.mark.parametrize("shared", [True, False])
 def test_responses_of_one_token(shared, given):
     policy = make_policy("tied head")
     prompts, tokens, mask = given
