@@ -197,6 +197,8 @@ def test_while_warming_up_only_the_critic_learns(make_learner, draw, critic):
             torch.equal(a, b) for a, b in zip(policy, learner.policy.trainable(), strict=True)
         )
         assert same == (update < 2)
+        moments = [w for w in learner.policy.trainable() if w in learner.optimizer.state]
+        assert bool(moments) == (update == 2)  # nothing of the warm-up is left in them either
         assert (metrics["lr"] > 0) == (update == 2)
     assert metrics["lr"] == learner.config.lr / 2  # its warm-up begins when it does
     assert values[0].abs().max() == 0

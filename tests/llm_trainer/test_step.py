@@ -108,9 +108,7 @@ def test_later_epochs_leave_ratio_one_and_the_clip_shows_by_side(make_learner, d
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.1])
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "cispo", "rloo"])
-def test_clip_fractions_are_the_definitions_whatever_the_kl(
-    make_learner, draw, algorithm, kl_coef
-):
+def test_clip_fractions_are_the_definitions_whatever_the_kl(make_learner, draw, algorithm, kl_coef):
     learner = make_learner(algorithm=algorithm, kl_coef=kl_coef, lr=3e-3, lr_warmup=0)
     batch = learner.prepare(draw(learner))
     first = learner.update(batch, fresh=True)
