@@ -70,8 +70,8 @@ class StepBatch:
         return replace(self, **changes)
 
     def micro_batches(self, prompts: int) -> Iterator["StepBatch"]:
-        """Pieces of `prompts` groups (the last may be smaller)."""
-        return (self.take(index) for index in self.indices.split(prompts))
+        """Pieces of `prompts` groups (the last may be smaller); none of an empty batch."""
+        return (self.take(index) for index in self.indices.split(prompts) if len(index))
 
 
 def join(batches: list[StepBatch], pad_id: int) -> StepBatch:
