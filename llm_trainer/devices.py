@@ -116,6 +116,8 @@ class Devices:
 
         It takes what `scoring.score` takes after the policy, and returns the fields of `Scores`.
         Each layer is put together by itself, embeddings, last norm and head together.
+
+        Raises ConfigError for a head that does more than multiply.
         """
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -123,7 +125,13 @@ class Devices:
         from llm_trainer.rollout import pad_prompts
         from llm_trainer.scoring import ScoringModel
 
-        assert policy.head_is_plain in (True, False)  # asks the network, so before it is split
+        # Asked here, while the network is still whole; any other head runs it once for each chunk,
+        # of which processes have unequally many.
+        require(
+            policy.head_is_plain,
+            f"shard = true: the head of {type(policy.model).__name__} does more than multiply (it "
+            "caps or scales its logits), which is not supported for split weights; set it to false",
+        )
         mesh = init_device_mesh(self.device, (self.world,))
         root = ScoringModel(policy)
         for module in list(policy.model.modules()):

@@ -129,7 +129,7 @@ class Learner:
             chunk=self.config.logprob_chunk,
             **also,
         )
-        return Scores(*found) if isinstance(found, tuple) else found  # FSDP returns a tuple
+        return Scores(*found) if isinstance(found, tuple) else found  # a root gives the fields
 
     def look(self, batch: StepBatch) -> tuple[Scores, Tensor | None]:
         """What the policy says, and V before each token, (batch, time), if there is a critic."""
