@@ -37,6 +37,8 @@ site: setup ## build the course as pages that open from disk: build/site/index.h
 bench: setup ## measure speed (`pip install trl==1.16.0` for TRL's part, chromium for the widgets')
 	@$(RUN) -m benchmarks.toy_loop
 	@$(RUN) -m benchmarks.trainer_step
+	@$(RUN) -m benchmarks.generation
+	@$(RUN) -m benchmarks.logprob_memory
 	@$(RUN) -m benchmarks.widget_latency
 
 lint: setup ## check style with ruff
