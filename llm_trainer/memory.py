@@ -393,60 +393,6 @@ def merged(changes: list[dict]) -> dict:
     return {name: value for values in changes for name, value in values.items()}
 
 
-# ---------------------------------------------------------------- time
-
-
-@dataclass(frozen=True)
-class Card:
-    """What a card's maker says it can do."""
-
-    name: str
-    teraflops: float  # per second, dense bfloat16 with float32 sums
-    bandwidth: float  # GB/s
-
-
-# An example of each size of memory (in GB), from the makers' data sheets.
-CARDS = {
-    8: Card("RTX 4060", 30, 272),
-    16: Card("RTX 4060 Ti", 44, 288),
-    24: Card("RTX 3090", 71, 936),
-    80: Card("A100", 312, 2039),
-}
-USED = 0.3  # share of the teraflops that training reaches; small batches reach less
-STREAMED = 0.6  # share of the bandwidth that decoding reaches
-LAUNCH = 8e-4  # seconds in which Python starts the kernels of one layer, whatever its size
-
-
-def seconds_per_step(
-    shape: Shape, config: Config, card: Card, *, prompt: int = PROMPT_TOKENS
-) -> tuple[float, float]:
-    """(sampling, training) if every response reaches the limit; shorter ones take less.
-
-    Decoding reads all weights and half of the full cache for each new token, or waits for Python.
-    Training computes 2 operations per weight and token in each pass: forward, backward for the
-    inputs, backward for the weights (adapters: not), forward again under checkpointing, for old
-    log-probabilities and for the reference. Attention's own products are left out: they matter for
-    responses of thousands of tokens. Guesses: USED, STREAMED, LAUNCH.
-    """
-    of, row = precision(config), config.row()
-    matrices = shape.linear + shape.vocabulary * shape.width
-    rows, limit = config.prompts * config.group, config.max_new_tokens
-    # float32 weights are read, and their copies written and read; frozen bfloat16 is read
-    read = shape.parameters * (of.weight + of.mixed * 2 * of.arithmetic)
-    read += attention_cache(shape, config, rows=rows, tokens=prompt + limit // 2)
-    reading = read / (card.bandwidth * 1e9 * STREAMED)
-    rate = card.teraflops * 1e12 * USED
-    start = 2 * matrices * config.prompts * prompt / rate
-    sampling = start + limit * max(reading, shape.layers * LAUNCH)
-    again = config.old_logprobs == "recompute" or (
-        config.old_logprobs == "auto" and config.dtype != "float32"
-    )
-    learns = 2 + of.full + config.gradient_checkpointing
-    passes = config.epochs * learns + again + row.needs_reference
-    prompts = config.prompts * prompt * (1 if config.shared_prefix else config.group)
-    return sampling, 2 * matrices * (prompts + rows * limit) * passes / rate
-
-
 # ---------------------------------------------------------------- as text
 
 
@@ -456,40 +402,39 @@ def report(config: Config, *, memory: float, prompt: int = PROMPT_TOKENS) -> tup
     parts = estimate(config, shape=shape, prompt=prompt)
     fits = parts.fits(memory * GB)
     trained = f"LoRA of rank {config.lora_rank} trained" if config.lora_rank else "all trained"
+    part, size = max(parts.at_peak.items(), key=lambda item: item[1])
     lines = [
         f"{config.model}: {shape.parameters:,} parameters, {trained}; {config.algorithm}",
         f"GB on one GPU, an estimate (not measured on a GPU); prompts of {prompt} tokens",
-    ]
-    for name in ("always", "sampling", "training"):
-        for part, size in getattr(parts, name).items():
-            if size:
-                lines.append(f"  {name:10} {part:18} {size / GB:7.2f}")
-                name = ""
-    part, size = max(parts.at_peak.items(), key=lambda item: item[1])
-    lines += [
+        *listed(parts),
         f"  peak       while {parts.phase:12} {parts.peak / GB:7.2f}",
         f"largest part: {part}, {size / parts.peak:.0%}",
         f"{'fits' if fits else 'does NOT fit'} {memory:g} GB with {KEPT_FREE:.0%} left free"
         + (f" and {GPU_SHARE:.0%} to vLLM" if config.sampler == "vllm" else "")
         + f" ({memory * parts.usable:.2f})",
     ]
-    if not fits:
-        lines += ["what to change (each was tried on top of those above it):"]
-        for values, result in advice(config, memory * GB, shape=shape, prompt=prompt):
-            text = " ".join(f"{name}={value}" for name, value in values.items()).lower()
-            enough = ": fits" if result.fits(memory * GB) else ""
-            lines.append(f"  --set {text:50} {result.peak / GB:7.2f}{enough}")
-            last = result
-        if not last.fits(memory * GB):
-            lines.append("  not enough: a smaller model, group or max_new_tokens")
-    size = max((n for n in CARDS if n <= memory), default=min(CARDS))
-    card = CARDS[size]
-    sampling, training = seconds_per_step(shape, config, card, prompt=prompt)
-    lines.append(
-        f"seconds a step at most: {sampling:.0f} sampling + {training:.0f} training, a guess for "
-        f"{card.name} ({card.teraflops:g} TFLOP/s, {USED:.0%} used; {card.bandwidth:g} GB/s)"
-    )
+    steps = [] if fits else advice(config, memory * GB, shape=shape, prompt=prompt)
+    if steps:
+        lines.append("what to change (each was tried on top of those above it):")
+    for values, result in steps:
+        text = " ".join(f"{name}={value}" for name, value in values.items()).lower()
+        enough = ": fits" if result.fits(memory * GB) else ""
+        lines.append(f"  --set {text:50} {result.peak / GB:7.2f}{enough}")
+    if not any(found.fits(memory * GB) for found in (parts, *(result for _, result in steps))):
+        lines.append("  not enough: a smaller model, group or max_new_tokens")
     return "\n".join(lines), fits
+
+
+def listed(parts: Estimate) -> list[str]:
+    """One line a part, those of size 0 left out, the phase beside its first."""
+    lines = []
+    for phase in ("always", "sampling", "training"):
+        label = phase
+        for part, size in getattr(parts, phase).items():
+            if size:
+                lines.append(f"  {label:10} {part:18} {size / GB:7.2f}")
+                label = ""
+    return lines
 
 
 def memory_of_this_machine() -> float:

@@ -298,6 +298,14 @@ def test_what_does_not_fit_ends_with_advice_and_code_1(capsys):
     assert "not enough: a smaller model" in capsys.readouterr().out
 
 
+def test_what_no_change_helps_says_so(capsys):
+    """CUDA itself needs more than this card has: there is nothing to try."""
+    assert main(["estimate", "--memory", "0.1", "--set", "prompts=1", "micro_batch=1"]) == 1
+    shown = capsys.readouterr().out
+    assert "does NOT fit 0.1 GB" in shown
+    assert "not enough: a smaller model" in shown
+
+
 def test_parts_come_and_go_with_what_needs_them(large):
     shape = shape_of(large.model)
 
