@@ -31,7 +31,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from llm_trainer.config import Config, RunError, require, with_values
 from llm_trainer.models import Policy, pick_device
@@ -92,11 +91,11 @@ class Devices:
         """In every `.grad` the sum over processes; one that is missing here counts as 0."""
         if self.world == 1:
             return
-        split = [w for w in weights if isinstance(w, DTensor)]
+        split = [w for w in weights if is_split(w)]
         for weight in split:
             if weight.grad is not None:
                 weight.grad.mul_(self.world)  # FSDP has averaged them
-        whole = [w for w in weights if not isinstance(w, DTensor)]
+        whole = [w for w in weights if not is_split(w)]
         has = self.everyone([w.grad is not None for w in whole])
         for weight, anywhere in zip(whole, map(any, zip(*has, strict=True)), strict=True):
             if anywhere and weight.grad is None:
@@ -166,7 +165,7 @@ class Devices:
         """A state, its split tensors put together on the first process's CPU and None elsewhere."""
         if isinstance(state, dict):
             return {name: self.together(value) for name, value in state.items()}
-        if isinstance(state, DTensor):
+        if is_split(state):
             full = state.full_tensor()
             return full.cpu() if self.first else None
         return state
@@ -181,10 +180,17 @@ class Devices:
 ONE = Devices()
 
 
+def is_split(thing: Any) -> bool:
+    """Whether this is a tensor of which each process holds a part (a DTensor)."""
+    return hasattr(thing, "full_tensor")
+
+
 def like(value: Tensor, weight: Tensor) -> Tensor:
     """A whole tensor, split as `weight` is."""
-    if not isinstance(weight, DTensor):
+    if not is_split(weight):
         return value
+    from torch.distributed.tensor import distribute_tensor
+
     return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements)
 
 

@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from llm_trainer.batch import StepBatch
 from llm_trainer.config import Config, RunError
 from llm_trainer.credit import PAYERS, WEIGHTS, compare, criticise
 from llm_trainer.critic import explained_variance, make_critic
-from llm_trainer.devices import ONE, Devices, like
+from llm_trainer.devices import ONE, Devices, is_split, like
 from llm_trainer.invariants import (
     BOUNDS,
     NO_SIGNAL,
@@ -407,7 +406,7 @@ class Learner:
     def clip(self, weights: list[torch.nn.Parameter]) -> float:
         """Scale this gradient to max_grad_norm at most; its norm before."""
         norm = torch.nn.utils.clip_grad_norm_(weights, self.config.max_grad_norm)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        norm = norm.full_tensor() if is_split(norm) else norm
         if not torch.isfinite(norm):
             raise NonFiniteError(f"the gradient's norm is {norm.item()}")
         return norm.item()

@@ -49,6 +49,7 @@ CASES = {
     "split, one group": (SPLIT, "one"),
     "split, ppo": ({**SPLIT, "algorithm": "ppo"}, "all"),
     "split, kl": ({**SPLIT, "kl_coef": 0.1}, "all"),
+    "split, checkpointing": ({**SPLIT, "gradient_checkpointing": True}, "three"),
     "split, lora": ({**SPLIT, "lora_rank": 2, "kl_coef": 0.1}, "three"),
 }
 
@@ -378,6 +379,12 @@ def refused(**values):
 )
 def test_what_cannot_be_split_is_refused(values, words):
     assert re.search(f"shard = true.*{words}", refused(shard=True, **values))
+
+
+def test_a_head_that_does_more_than_multiply_is_not_split(policy):
+    policy.__dict__["head_is_plain"] = False  # it has been asked
+    with pytest.raises(ConfigError, match="shard = true: the head of Qwen3ForCausalLM does more"):
+        Devices(0, 2, "cpu", True).split(policy)
 
 
 def test_what_processes_cannot_share_out_is_refused(monkeypatch):
