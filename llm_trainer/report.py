@@ -32,7 +32,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from llm_trainer.config import Config, ConfigError, first_line, require
-from llm_trainer.log import LOG
+from llm_trainer.log import LOG, METRICS, Metric, read_lines
 from policy_gradients.algorithms import PALETTE
 
 ROUNDING = 1e-9  # smaller numbers are 0 in float32's arithmetic
@@ -107,33 +107,30 @@ def _load(folder: Path) -> Run:
     settings, log = folder / "run.yaml", folder / LOG
     for path in (settings, log):
         require(path.is_file(), f"report: {folder} holds no run (no {path.name})")
-    text = settings.read_text(encoding="utf-8")
-    try:
-        config = yaml.safe_load(text)
-        require(isinstance(config, dict) and "algorithm" in config, "it names no algorithm")
-    except (yaml.YAMLError, ConfigError) as error:
-        raise ConfigError(f"report: {settings} is damaged ({first_line(error)})") from None
-    for name, default in Config().model_dump().items():
-        given = config.setdefault(name, default)
-        if name in ("task", "warmstart") and isinstance(given, dict):
-            config[name] = {**default, **given}
-    first = text.partition("\n")[0]
-    loss = first.removeprefix("# loss: ") if first.startswith("# loss: ") else ""
-    *whole, rest = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    lines = [_line(line, log, number) for number, line in enumerate(whole, 1)]
+    config, loss = _settings(settings)
+    whole, _, rest = log.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+    lines = read_lines(whole, log)
     require(len(lines) > 0, f"report: {folder} has logged nothing yet ({LOG} is empty)")
     return Run(folder, config, loss, lines, cut=bool(rest))
 
 
-def _line(text: str, path: Path, number: int) -> dict[str, Any]:
+def _settings(path: Path) -> tuple[dict[str, Any], str]:
+    """(a run's configuration, its loss). Not validated: an older version may have allowed more."""
     try:
-        line = json.loads(text)
-        require(isinstance(line, dict) and "step" in line, "no step in it")
-    except ValueError as error:  # ConfigError is one
-        raise ConfigError(
-            f"report: {path} is damaged in line {number} ({first_line(error)})"
-        ) from None
-    return line
+        text = path.read_text(encoding="utf-8")
+        config = json.loads(json.dumps(yaml.safe_load(text), default=str))  # keys become text
+        require(isinstance(config, dict), "no fields in it")
+        for name, kind in {"algorithm": str, "steps": int}.items():
+            given = config.get(name)
+            require(isinstance(given, kind), f"{name} = {given!r}")
+    except (yaml.YAMLError, ValueError, TypeError) as error:  # ConfigError is a ValueError
+        raise ConfigError(f"report: {path} is damaged ({first_line(error)})") from None
+    for name, default in Config().model_dump().items():
+        given = config.setdefault(name, default)
+        if isinstance(default, dict) and isinstance(given, dict):
+            config[name] = default | given
+    first = text.partition("\n")[0]
+    return config, first.removeprefix("# loss: ") if first.startswith("# loss: ") else ""
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -204,7 +201,7 @@ def notes(groups: Sequence[Group]) -> list[str]:
     runs = [run for group in groups for run in group.runs]
     found = []
     for run in runs:
-        last, steps = run.lines[-1]["step"], run.config.get("steps", 0)
+        last, steps = run.lines[-1]["step"], run.config["steps"]
         if run.cut:
             found.append(f"{run.folder}: its last line was cut off and is left out")
         if last < steps:
@@ -214,53 +211,13 @@ def notes(groups: Sequence[Group]) -> list[str]:
         found.append("different tasks or held-out words: exact cannot be compared between them")
     for group in groups:
         seeds = [run.config.get("seed") for run in group.runs]
-        twice = sorted({seed for seed in seeds if seeds.count(seed) > 1}, key=str)
+        twice = [seed for seed in seeds if seeds.count(seed) > 1]
         if twice:
             found.append(f"{group.label}: seed {twice[0]} is there twice, which is no new evidence")
     return found
 
 
 # ------------------------------------------------------------------ the figure
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One metric over the steps."""
-
-    metric: str
-    title: str
-    unit: str
-    limits: tuple[float | None, float | None] = (None, None)  # of the axis; None: by the data
-    percent: bool = False
-    raw: bool = False  # shown as logged: an evaluation, or no sample's number
-
-
-# In reading order. A metric that no run logged has no panel.
-PANELS = [
-    Panel("eval/exact", "Held-out exact", "of words, greedy", (0, 1.02), percent=True, raw=True),
-    Panel("reward/mean", "Reward", "weighted sum"),
-    Panel("reward/correctness", "Correctness", "partial credit"),
-    Panel("reward/format", "Format", "of samples", (0, 1.02), percent=True),
-    Panel("reward/exact", "Exact, sampled", "of samples", (0, 1.02), percent=True),
-    Panel("reward/length", "Brevity", "1 − tokens/limit"),
-    Panel("reward/overlong", "Overlong penalty", "reward"),
-    Panel("groups/contrast", "Groups with contrast", "of groups drawn", (0, 1.02), percent=True),
-    Panel("groups/trained", "Groups trained", "groups per step", (0, None)),
-    Panel("clip/high", "Clipped, advantage above 0", "of tokens", (0, None), percent=True),
-    Panel("clip/low", "Clipped, advantage below 0", "of tokens", (0, None), percent=True),
-    Panel("kl/old", "KL to the sampling policy", "nats per token"),
-    Panel("kl/ref", "KL to the starting model", "nats per token"),
-    Panel("entropy", "Entropy", "nats per token", (0, None)),
-    Panel("length/mean", "Response length", "tokens"),
-    Panel("length/truncated", "Cut at the token limit", "of responses", (0, None), percent=True),
-    Panel("grad_norm", "Gradient norm before clipping", "norm", (0, None)),
-    Panel("lr", "Learning rate", "per update", (0, None), raw=True),
-    Panel("critic/loss", "Critic loss", "reward²", (0, None)),
-    Panel("critic/explained_variance", "Critic: explained variance", "of the returns"),
-    Panel("value/mean", "Critic: mean value", "reward"),
-    Panel("importance/mean", "Weight of the sampler's tokens", "π learner / π sampler"),
-    Panel("importance/capped", "Such weights at their cap", "of weights", (0, None), percent=True),
-]
 
 
 class Page(Figure):
@@ -281,7 +238,7 @@ def figure(runs: Sequence[Run], *, columns: int = 3) -> Figure:
     the shortest and the others go on as thin lines.
     """
     groups, panels = grouped(runs), _panels(runs)
-    largest = {p: max(np.abs(r.series(p.metric)[1]).max(initial=-1) for r in runs) for p in panels}
+    largest = {p: max(np.abs(r.series(p.name)[1]).max(initial=-1) for r in runs) for p in panels}
     shown = [panel for panel in panels if largest[panel] > ROUNDING]
     flat = [panel.title for panel in panels if 0 <= largest[panel] <= ROUNDING]
     rows = max(1, math.ceil(len(shown) / columns))
@@ -292,34 +249,31 @@ def figure(runs: Sequence[Run], *, columns: int = 3) -> Figure:
         axes = page.subplots(rows, columns, squeeze=False, sharex=True).flatten()
         for axis, panel in zip(axes, shown, strict=False):
             _draw(axis, panel, groups, 1 if panel.raw else window)
-        for i, axis in enumerate(axes):
-            if i >= len(shown):
-                axis.set_axis_off()
-            elif i + columns >= len(shown):
-                axis.set_xlabel("step")
-                axis.tick_params(labelbottom=True)
-        handles = [Line2D([], [], **group.look) for group in groups]
-        labels = [f"{g.label} ({_count(len(g.runs), 'seed')})" for g in groups]
-        page.legend(
-            handles, labels, loc="outside upper left", ncols=_fitting(labels, columns), fontsize=10
-        )
+        for axis in axes[max(0, len(shown) - columns) : len(shown)]:  # nothing below them
+            axis.set_xlabel("step")
+            axis.tick_params(labelbottom=True)
+        for axis in axes[len(shown) :]:
+            axis.set_axis_off()
+        _legend(page, groups, columns)
         page.align_ylabels()
         page.supxlabel(_caption(groups, window, flat), fontsize=8.5, x=0.01, ha="left", color=INK)
     return page
 
 
-def _panels(runs: Sequence[Run]) -> list[Panel]:
+def _panels(runs: Sequence[Run]) -> list[Metric]:
     """All that may be drawn: of a mixture of tasks each one's held-out exact too."""
-    first, *rest = PANELS
-    start = f"{first.metric}/"
+    first, *rest = [metric for metric in METRICS if metric.title]
+    start = f"{first.name}/"
     tasks = {name for run in runs for name in run.lines[0] if name.startswith(start)}
-    each = [replace(first, metric=t, title=f"… of {t.removeprefix(start)}") for t in sorted(tasks)]
+    each = [replace(first, name=t, title=f"… of {t.removeprefix(start)}") for t in sorted(tasks)]
     return [first, *each, *rest]
 
 
-def _fitting(labels: list[str], columns: int) -> int:
-    """Entries of the legend that fit beside each other."""
-    return max(1, min(len(labels), 52 * columns // (8 + max(map(len, labels)))))
+def _legend(page: Page, groups: Sequence[Group], columns: int) -> None:
+    handles = [Line2D([], [], **group.look) for group in groups]
+    labels = [f"{g.label} ({_count(len(g.runs), 'seed')})" for g in groups]
+    beside = max(1, min(len(labels), 52 * columns // (8 + max(map(len, labels)))))  # that fit
+    page.legend(handles, labels, loc="outside upper left", ncols=beside, fontsize=10)
 
 
 def _caption(groups: Sequence[Group], window: int, flat: list[str]) -> str:
@@ -338,21 +292,21 @@ def _caption(groups: Sequence[Group], window: int, flat: list[str]) -> str:
     return "\n".join(lines)
 
 
-def _draw(axis: Axes, panel: Panel, groups: Sequence[Group], window: int) -> None:
+def _draw(axis: Axes, panel: Metric, groups: Sequence[Group], window: int) -> None:
     """One panel: every configuration that logged its metric."""
     axis.set_title(panel.title)
     axis.set_ylabel(panel.unit)
     axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axis.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     axis.yaxis.set_major_formatter(
-        FuncFormatter(lambda y, _: f"{100 * y:g} %" if panel.percent else f"{y:g}")
+        FuncFormatter(lambda y, _: f"{100 * y:g} %" if panel.form.endswith("%") else f"{y:g}")
     )
-    if panel.metric.startswith("eval/exact"):
+    if panel.name.startswith("eval/exact"):
         axis.set_yticks([0, 0.25, 0.5, *LEVELS])
         for level in LEVELS:
             axis.axhline(level, color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
     for number, group in enumerate(groups):
-        _draw_group(axis, panel.metric, group, window, number, len(groups))
+        _draw_group(axis, panel.name, group, window, number, len(groups))
     axis.margins(y=0.12)
     axis.set_ylim(*panel.limits)
     if panel.limits[0] == 0:

@@ -36,17 +36,10 @@ from llm_trainer.checkpoint import (
     write_atomically,
 )
 from llm_trainer.config import Config, RunError, require
+from llm_trainer.console import Console, Sample, pick_samples
 from llm_trainer.devices import ONE, Devices, find_devices, like, with_launcher
 from llm_trainer.evaluate import evaluate
-from llm_trainer.log import (
-    Console,
-    Log,
-    Sample,
-    Silent,
-    check_tracker,
-    make_tracker,
-    pick_samples,
-)
+from llm_trainer.log import Log, Silent, check_tracker, make_tracker
 from llm_trainer.losses import loss_name
 from llm_trainer.models import load_policy
 from llm_trainer.oom import InRoom, Room
@@ -222,7 +215,7 @@ def train(
     except NonFiniteError as error:
         raise NonFiniteError(
             f"step {done['step'] + 1}: {error}. This update was not made; the last good state is "
-            f"in {folder / STATE}. Try a smaller lr or max_grad_norm"
+            f"in {folder / STATE}"
         ) from None
     finally:
         log.close()

@@ -83,10 +83,27 @@ def test_what_is_no_run_is_named(tmp_path, make_run):
         (run / "metrics.jsonl").write_text(text)
         with pytest.raises(ConfigError, match=r"metrics.jsonl is damaged in line 2"):
             load_runs([run])
-    for text in ("lr: [", "- 1", "", "steps: 3"):
-        (run / "run.yaml").write_text(text)
+    damaged = ["lr: [", "- 1", "", "steps: 3", "algorithm: grpo", "{algorithm: [1], steps: 3}"]
+    damaged += ["{algorithm: grpo, steps: x}", "{algorithm: grpo, steps: 3, ? [1, 2] : 3}"]
+    for text in [text.encode() for text in damaged] + [b"\xff\xfe", b"a: \xe9"]:
+        (run / "run.yaml").write_bytes(text)
         with pytest.raises(ConfigError, match=r"run.yaml is damaged"):
             load_runs([run])
+
+
+def test_odd_values_in_a_runs_settings_are_drawn_all_the_same(make_run):
+    """What the trainer refuses today a run of another version may have allowed."""
+    folders = [make_run(name, [0.1, 0.2], seed=i) for i, name in enumerate("ab")]
+    extra = "? 5\n: 6\nlr: 2026-01-01\ntask: null\nwarmstart: {2: {x: 1}}\nseed: [1]\n"
+    for folder in folders:
+        values = yaml.safe_load((folder / "run.yaml").read_text()) | yaml.safe_load(extra)
+        (folder / "run.yaml").write_text(
+            yaml.safe_dump(values | {"output_dir": str(folder)}, sort_keys=False)
+        )
+    runs = load_runs(folders)
+    assert len(grouped(runs)) == 1
+    assert "seed [1] is there twice" in table(runs)
+    figure(runs)
 
 
 def test_a_log_that_was_cut_in_a_line_is_read_up_to_there(make_run):
@@ -319,7 +336,7 @@ def test_in_a_notebook_the_console_updates_and_the_figure_shows(make_run):
     """A real kernel: one display of three steps, and one picture."""
     folder = make_run("a", [0.1, 0.2])
     show = (
-        "from llm_trainer.log import Console\n"
+        "from llm_trainer.console import Console\n"
         "console = Console('a run', 3, quiet=False)\n"
         "for step in (1, 2, 3): console.step({'step': step, 'entropy': 0.1})\n"
     )
