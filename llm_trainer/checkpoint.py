@@ -19,7 +19,7 @@ import torch
 import yaml
 
 from llm_trainer.config import Config, ConfigError, TaskConfig, first_line, load, require
-from llm_trainer.log import LOG, writing
+from llm_trainer.log import LOG, read_lines, writing
 from llm_trainer.models import Policy
 from llm_trainer.record import FOLDER, PATTERN, Record, record_path
 from llm_trainer.task import Spelling, Task
@@ -138,10 +138,10 @@ def load_state(folder: Path, loss: str) -> dict[str, Any] | None:
             f"--resume: {path} cannot be read ({first_line(error)}). {refused}"
         ) from None
     try:
-        [json.loads(line) for line in lines[:size].splitlines()]
-        require(len(lines) >= size, f"{len(lines)} bytes, {size} expected")
+        require(len(lines) >= size, f"{log} is damaged ({len(lines)} bytes of {size})")
+        read_lines(lines[:size].decode(), log)
     except ValueError as error:  # ConfigError is one
-        raise ConfigError(f"--resume: {log} is damaged ({error}). {refused}") from None
+        raise ConfigError(f"--resume: {first_line(error)}. {refused}") from None
     require(before == loss, f"--resume: this run's loss is {before}, not {loss}")
     return state
 

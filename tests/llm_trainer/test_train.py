@@ -235,6 +235,11 @@ def cut(path, size):
     path.write_bytes(path.read_bytes()[:size])
 
 
+def edit(log):
+    """As long as before, but the numbers of another step."""
+    log.write_text(log.read_text().replace('"step": 1', '"step": 9'))
+
+
 def test_what_cannot_be_resumed_is_named_and_left_as_it_was(make_config, tmp_path):
     train(make_config(steps=1), loss=own, quiet=True)
     spoilt = [
@@ -245,6 +250,7 @@ def test_what_cannot_be_resumed_is_named_and_left_as_it_was(make_config, tmp_pat
         (lambda run: cut(run / "checkpoint.pt", 0), own, "checkpoint.pt cannot be read"),
         (lambda run: (run / "metrics.jsonl").unlink(), own, "metrics.jsonl is damaged"),
         (lambda run: cut(run / "metrics.jsonl", 300), own, "metrics.jsonl is damaged"),
+        (lambda run: edit(run / "metrics.jsonl"), own, "metrics.jsonl is damaged in line 2"),
         (lambda run: (run / "run.yaml").write_text("lr: ["), own, "run.yaml.*not valid YAML"),
         (lambda run: (run / "run.yaml").write_text(""), own, "was started with"),
         (lambda run: (run / "run.yaml").write_text("a: 1"), own, "(?s)a: unknown field.*run.yaml"),
