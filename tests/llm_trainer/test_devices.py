@@ -40,14 +40,14 @@ CASES = {
     "grpo, one group": ({}, "one"),
     "dapo": ({"algorithm": "dapo"}, "three"),
     "reinforce": ({"algorithm": "reinforce"}, "all"),
-    "ppo": ({"algorithm": "ppo"}, "all"),
+    "ppo": ({"algorithm": "ppo", "critic": "head"}, "all"),
     "ppo, network": ({"algorithm": "ppo", "critic": "model", "kl_coef": 0.1}, "all"),
     "kl and bonus": ({"kl_coef": 0.1, "entropy_coef": 0.01}, "three"),
     "recomputed": ({"old_logprobs": "recompute", "importance": "token"}, "three"),
     "lora": ({"lora_rank": 2, "kl_coef": 0.1}, "three"),
     "split": (SPLIT, "three"),
     "split, one group": (SPLIT, "one"),
-    "split, ppo": ({**SPLIT, "algorithm": "ppo"}, "all"),
+    "split, ppo": ({**SPLIT, "algorithm": "ppo", "critic": "head"}, "all"),
     "split, kl": ({**SPLIT, "kl_coef": 0.1}, "all"),
     "split, checkpointing": ({**SPLIT, "gradient_checkpointing": True}, "three"),
     "split, lora": ({**SPLIT, "lora_rank": 2, "kl_coef": 0.1}, "three"),
@@ -158,7 +158,7 @@ def both(rank, folder, model, port):
     found["words, one seed"] = same_word(model, devices, 0)
     found["buckets"] = summed_in_small_buckets(devices)
     dist.destroy_process_group = lambda: None  # one group for all the runs of this test
-    for kind, values in {"whole": {"algorithm": "ppo"}, "split": SPLIT}.items():
+    for kind, values in {"whole": {"algorithm": "ppo", "critic": "head"}, "split": SPLIT}.items():
         out = {"output_dir": str(folder / kind), "save_every": 1, **values}
         found[f"{kind} run"] = train(configure(model, **out), quiet=True).history
         out["output_dir"] += " in parts"
@@ -404,7 +404,11 @@ def test_what_processes_cannot_share_out_is_refused(monkeypatch):
 
 def test_a_run_is_resumed_by_as_many_processes(kept, model_folder):
     config = configure(
-        model_folder, output_dir=str(kept[0] / "whole"), save_every=1, algorithm="ppo"
+        model_folder,
+        output_dir=str(kept[0] / "whole"),
+        save_every=1,
+        algorithm="ppo",
+        critic="head",
     )
     with pytest.raises(ConfigError, match="this run has 2 processes; start as many"):
         train(config, resume=True, quiet=True)
