@@ -178,37 +178,46 @@ def train_warm_start(
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98))
     short = [w for w in task.held_out if len(w) <= config.always_right][:100]
-    done = 0
-
-    def updates(count: int, rate) -> None:
-        nonlocal done
-        about = {"desc": "warm start of the tiny Qwen", "unit": "update", "mininterval": 1.0}
-        bar = tqdm(range(count), disable=quiet, **about)
-        for step in bar:
-            for settings in optimizer.param_groups:
-                settings["lr"] = config.lr * rate(step)
-            loss = supervised_loss(
-                policy, task, rng.choices(task.train, k=config.batch), rng, config
-            )
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            done += 1
-            if step % 20 == 0:
-                bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-
-    model.train()
     # 30 updates up, then flat, then down to zero over the last 30 %.
-    updates(config.steps, lambda s: min((s + 1) / 30, 1, (config.steps - s) / (0.3 * config.steps)))
-    exact_short = _exact(policy, task, short)
+    n = config.steps
+    rates = [min((s + 1) / 30, 1, (n - s) / (0.3 * n)) for s in range(n)]
+    extra = [0.3 * (EXTRA_UPDATES - s) / EXTRA_UPDATES for s in range(EXTRA_UPDATES)]
+    model.train()
+    _updates(policy, task, optimizer, rng, config, rates, quiet=quiet)
+    done, exact_short = n, _exact(policy, task, short)
     for _ in range(EXTRA_ROUNDS):
         if exact_short >= config.short_exact:
             break
-        updates(EXTRA_UPDATES, lambda s: 0.3 * (EXTRA_UPDATES - s) / EXTRA_UPDATES)
-        exact_short = _exact(policy, task, short)
+        _updates(policy, task, optimizer, rng, config, extra, quiet=quiet)
+        done, exact_short = done + len(extra), _exact(policy, task, short)
     model.eval()
     return policy, {"updates": done, "exact_short": exact_short}
+
+
+def _updates(
+    policy: Policy,
+    task: Spelling,
+    optimizer: torch.optim.Optimizer,
+    rng: random.Random,
+    config: WarmstartConfig,
+    rates: list[float],
+    *,
+    quiet: bool,
+) -> None:
+    """One update for each of `rates`, the shares of the learning rate."""
+    about = {"desc": "warm start of the tiny Qwen", "unit": "update", "mininterval": 1.0}
+    bar = tqdm(rates, disable=quiet, **about)
+    for step, rate in enumerate(bar):
+        for settings in optimizer.param_groups:
+            settings["lr"] = config.lr * rate
+        words = rng.choices(task.train, k=config.batch)
+        loss = supervised_loss(policy, task, words, rng, config)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        optimizer.step()
+        if step % 20 == 0:
+            bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
 
 
 def _exact(policy: Policy, task: Spelling, words: list[str]) -> float:
@@ -219,7 +228,10 @@ def _exact(policy: Policy, task: Spelling, words: list[str]) -> float:
 def supervised_loss(
     policy: Policy, task: Spelling, words: list[str], rng: random.Random, config: WarmstartConfig
 ) -> Tensor:
-    """Cross-entropy of the demonstrated responses, end token included, prompts not."""
+    """Cross-entropy of the demonstrated responses, end token included, prompts not.
+
+    A scalar: the mean over all their tokens, in nats.
+    """
     rows = []
     for word in words:
         entry = task.entry(word)
