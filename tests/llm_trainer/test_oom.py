@@ -96,7 +96,7 @@ def test_the_retried_update_has_the_same_gradient(
     monkeypatch.setattr(Policy, "hidden", when_above(Policy.hidden, 8, rows, error))
     with pytest.warns(UserWarning, match="2 prompts at once"):
         learner.room.run(lambda size: learner.gradients(batch, size))
-    assert max(rows) == 16  # what failed
+    assert max(rows) > 8  # what failed: 16 responses, less those that say the same
     for one, two in zip(whole, policy.trainable(), strict=True):
         assert torch.allclose(one, two.grad, rtol=1e-4, atol=1e-6)
     assert not any(module.training for module in policy.model.modules())
