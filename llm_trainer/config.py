@@ -8,14 +8,16 @@ A new knob is a new field here; nothing below this file reads YAML or command li
 """
 
 import difflib
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from policy_gradients.advantages import maxrl
@@ -25,6 +27,7 @@ from policy_gradients.kl import k1, k2, k3
 CONFIGS = Path(__file__).parent / "configs"
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 
+LARGE = 1_000_000  # of weights and distances: what they multiply stays finite in float32
 COUNT = {"ge": 1, "le": 65536}  # more would only fail later, for memory
 SEEDS = {"ge": 0, "lt": 2**63}
 
@@ -48,10 +51,29 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def knob(default: Any, about: str, unit: str, allowed: str, **limits: Any) -> Any:
-    """A field: its default, what it means, its unit, and the allowed values in words."""
+def knob(default: Any, about: str, unit: str = "-", allowed: str = "", **limits: Any) -> Any:
+    """A field: its default, what it means, its unit, and the allowed values.
+
+    allowed: these in words, where limits and type do not say them.
+    """
     extra = {"unit": unit, "allowed": allowed}
     return Field(default, description=about, json_schema_extra=extra, **limits)
+
+
+def allowed_values(field: FieldInfo) -> str:
+    """The values a field may have, in words."""
+    if field.json_schema_extra["allowed"]:
+        return field.json_schema_extra["allowed"]
+    if field.annotation is bool:
+        return "true, false"
+    if get_origin(field.annotation) is Literal:
+        return ", ".join(get_args(field.annotation))
+    limits = {}
+    for limit in field.metadata:  # Ge(ge=0) and its like
+        name = type(limit).__name__.lower()
+        limits[name] = f"{getattr(limit, name):.7g}"
+    low = f"above {limits['gt']}," if "gt" in limits else limits["ge"]
+    return f"{low} to {limits['le']}" if "le" in limits else f"{low} or more"
 
 
 class Section(BaseModel):
@@ -64,7 +86,9 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_bool(cls, value: Any, info: Any) -> Any:
-        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
+        given = value.values() if isinstance(value, dict) else [value]
+        wants = cls.model_fields[info.field_name].annotation is bool
+        if not wants and any(isinstance(x, bool) for x in given):
             raise PydanticCustomError("bool", "true or false is not a value of this field")
         return value
 
@@ -72,19 +96,19 @@ class Section(BaseModel):
 class TaskConfig(Section):
     """Tasks of reasoning-gym, and which of their questions are never trained on."""
 
-    mixture: dict[str, float] = knob(
+    mixture: dict[str, Annotated[float, Field(gt=0, le=LARGE)]] = knob(
         {"spell_backward": 1.0},
         "reasoning-gym tasks with their share of the prompts",
         "weight",
-        "names of reasoning-gym, weights above 0, e.g. {spell_backward: 2, leg_counting: 1}",
+        f"names of reasoning-gym, weights above 0, to {LARGE}, e.g. "
+        "{spell_backward: 2, leg_counting: 1}",
     )
     options: dict[str, dict[str, Any]] = knob(
         {},
         "reasoning-gym's own settings of a task",
-        "-",
-        "e.g. {leg_counting: {max_animals: 3}}; spell_backward has min_letters and max_letters",
+        allowed="e.g. {leg_counting: {max_animals: 3}}; spell_backward has the next two fields",
     )
-    min_letters: int = knob(3, "shortest word of spell_backward", "letters", "3 to 10", ge=3, le=10)
+    min_letters: int = knob(3, "shortest word of spell_backward", "letters", ge=3, le=10)
     max_letters: int = knob(
         7, "longest word of spell_backward", "letters", "min_letters to 10", ge=3, le=10
     )
@@ -92,7 +116,6 @@ class TaskConfig(Section):
         1000,
         "questions of each task (words of spell_backward) to evaluate, never trained on",
         "questions",
-        "1 or more",
         ge=1,
     )
     instruction: str = knob(
@@ -106,10 +129,7 @@ class TaskConfig(Section):
             f"task.max_letters = {self.max_letters}: must be at least task.min_letters = "
             f"{self.min_letters}",
         )
-        require(
-            len(self.mixture) > 0 and all(weight > 0 for weight in self.mixture.values()),
-            f"task.mixture = {self.mixture}: name one task or more, each with a weight above 0",
-        )
+        require(len(self.mixture) > 0, "task.mixture = {}: name one task or more, with its weight")
         idle = self.options.keys() - self.mixture.keys()
         require(
             not idle,
@@ -122,30 +142,18 @@ class TaskConfig(Section):
         )
         return self
 
-    @field_validator("mixture", mode="before")
-    @classmethod
-    def _weights(cls, value: Any) -> Any:
-        weights = list(value.values()) if isinstance(value, dict) else []
-        require(
-            not any(isinstance(weight, bool) for weight in weights),
-            f"task.mixture = {value}: true or false is not a weight",
-        )
-        return value
-
 
 class WarmstartConfig(Section):
     """How the tiny model is taught before reinforcement learning; the cache is keyed by this."""
 
-    seed: int = knob(0, "seed of weights and demonstrations", "-", "0 to 2⁶³ − 1", **SEEDS)
-    steps: int = knob(420, "supervised updates", "updates", "1 to 65536", **COUNT)
-    batch: int = knob(32, "demonstrations per update", "sequences", "1 to 65536", **COUNT)
-    lr: float = knob(3e-3, "peak learning rate", "per update", "above 0, to 1", gt=0, le=1)
-    always_right: int = knob(4, "words up to here are shown right", "letters", "0 or more", ge=0)
-    right_share: float = knob(
-        0.32, "share of right demonstrations for longer words", "-", "0 to 1", ge=0, le=1
-    )
+    seed: int = knob(0, "seed of weights and demonstrations", allowed="0 to 2⁶³ − 1", **SEEDS)
+    steps: int = knob(420, "supervised updates", "updates", **COUNT)
+    batch: int = knob(32, "demonstrations per update", "sequences", **COUNT)
+    lr: float = knob(3e-3, "peak learning rate", "per update", gt=0, le=1)
+    always_right: int = knob(4, "words up to here are shown right", "letters", ge=0)
+    right_share: float = knob(0.32, "share of right demonstrations for longer words", ge=0, le=1)
     short_exact: float = knob(
-        0.8, "held-out short words that must be right before we stop", "-", "0 to 1", ge=0, le=1
+        0.8, "held-out short words that must be right before we stop", ge=0, le=1
     )
 
 
@@ -154,75 +162,67 @@ class Config(Section):
 
     # what is trained, on what, and where it goes; ~ is the home folder
     model: str = knob(
-        "tiny", "policy to start from", "-", "tiny, a folder, or a Hugging Face name", min_length=1
+        "tiny",
+        "policy to start from",
+        allowed="tiny, a folder, or a Hugging Face name",
+        min_length=1,
     )
     output_dir: str = knob(
-        "runs/grpo_tiny", "folder for log, checkpoints and final model", "-", "a path", min_length=1
+        "runs/grpo_tiny",
+        "folder for log, checkpoints and final model",
+        allowed="a path",
+        min_length=1,
     )
-    seed: int = knob(0, "seed of prompts and sampling", "-", "0 to 2⁶³ − 1", **SEEDS)
-    lora_rank: int = knob(
-        0, "rank of LoRA adapters; 0 trains all weights", "-", "0 to 1024", ge=0, le=1024
-    )
+    seed: int = knob(0, "seed of prompts and sampling", allowed="0 to 2⁶³ − 1", **SEEDS)
+    lora_rank: int = knob(0, "rank of LoRA adapters; 0 trains all weights", ge=0, le=1024)
     lora_alpha: float = knob(
-        32.0, "LoRA's update is scaled by lora_alpha / lora_rank", "-", "above 0", gt=0
+        32.0, "LoRA's update is scaled by lora_alpha / lora_rank", gt=0, le=LARGE
     )
     task: TaskConfig = TaskConfig()
     warmstart: WarmstartConfig = WarmstartConfig()
 
     # the algorithm: a row of policy_gradients.ALGORITHMS
-    algorithm: str = knob("grpo", "row of the table of algorithms", "-", ", ".join(ALGORITHMS))
+    algorithm: str = knob("grpo", "row of the table of algorithms", allowed=", ".join(ALGORITHMS))
     # (below 1e-4 rounding alone would clip: it moves the ratio of a fresh sample by about 1e-6)
     eps_low: float | None = knob(
-        None, "clip distance below a ratio of 1; empty: the row's", "-", "1e-4 or more", ge=1e-4
+        None, "clip distance below a ratio of 1; empty: the row's", ge=1e-4, le=LARGE
     )
     eps_high: float | None = knob(
-        None, "clip distance above a ratio of 1; empty: the row's", "-", "1e-4 or more", ge=1e-4
+        None, "clip distance above a ratio of 1; empty: the row's", ge=1e-4, le=LARGE
     )
-    kl_coef: float = knob(0.0, "weight of the KL to the starting model", "per nat", "≥ 0", ge=0)
+    kl_coef: float = knob(0.0, "weight of the KL to the starting model", "per nat", ge=0, le=LARGE)
     kl_in: Literal["row", "loss", "reward"] = knob(
-        "row",
-        "where the KL acts; row: where the row's paper puts it, in the loss if it has none",
-        "-",
-        "row, loss, reward",
+        "row", "where the KL acts; row: where the row's paper puts it, in the loss if it has none"
     )
     kl_estimator: Literal["row", "k1", "k2", "k3"] = knob(
-        "row",
-        "how the KL is estimated from one sample; row: as the row does",
-        "-",
-        "row, k1, k2, k3",
+        "row", "how the KL is estimated from one sample; row: as the row does"
     )
     kl_credit: Literal["sequence", "to_go", "token"] = knob(
         "sequence",
         "which tokens pay for a token's KL in the reward: all of the response, those up to it, or "
-        "itself only; with a critic always to_go, through GAE",
-        "-",
-        "sequence, to_go, token",
+        "itself only; not for a KL in the loss; with a critic always to_go, through GAE",
     )
-    entropy_coef: float = knob(0.0, "weight of the entropy bonus", "per nat", "≥ 0", ge=0)
+    entropy_coef: float = knob(0.0, "weight of the entropy bonus", "per nat", ge=0, le=LARGE)
     importance: Literal["none", "token", "sequence"] = knob(
         "none",
         "weight the loss by π_learner/π_sampler, cut at importance_cap: per token or per response",
-        "-",
-        "none, token, sequence",
     )
-    importance_cap: float = knob(2.0, "largest such weight", "-", "1 or more", ge=1)
+    importance_cap: float = knob(2.0, "largest such weight", ge=1, le=LARGE)
 
     # the rewards
     reward_correctness: float = knob(
-        1.0, "weight of reasoning-gym's score, 0 to 1", "reward", "0 or more", ge=0
+        1.0, "weight of reasoning-gym's score, 0 to 1", "reward", ge=0, le=LARGE
     )
     reward_format: float = knob(
-        0.1, "weight of 'the whole response is one answer tag'", "reward", "0 or more", ge=0
+        0.1, "weight of 'the whole response is one answer tag'", "reward", ge=0, le=LARGE
     )
     reward_length: float = knob(
-        0.0, "weight of brevity, 1 − tokens/max_new_tokens", "reward", "0 or more", ge=0
+        0.0, "weight of brevity, 1 − tokens/max_new_tokens", "reward", ge=0, le=LARGE
     )
     overlong: Literal["none", "penalty", "mask"] = knob(
         "none",
         "what becomes of long responses: nothing, DAPO's penalty added to the reward, or no "
         "gradient for those that were cut",
-        "-",
-        "none, penalty, mask",
     )
     overlong_cache: int = knob(
         0,
@@ -234,23 +234,19 @@ class Config(Section):
 
     # the critic, for rows without a group (ppo)
     critic: Literal["head", "model"] = knob(
-        "head", "a value head on the policy's states, or a network of its own", "-", "head, model"
+        "model", "a network of its own, as large as the policy, or a value head on its states"
     )
     critic_lr: float = knob(
-        1e-3, "learning rate of the critic's own weights", "per update", "above 0, to 1", gt=0, le=1
+        5e-4, "learning rate of the critic's own weights", "per update", gt=0, le=1
     )
-    critic_warmup: int = knob(
-        0, "steps in which only the critic learns", "steps", "0 or more", ge=0
-    )
-    gamma: float = knob(1.0, "discount per token", "-", "above 0, to 1", gt=0, le=1)
-    lam: float = knob(0.95, "λ of GAE", "-", "0 to 1", ge=0, le=1)
-    whiten: bool = knob(
-        True, "whiten the critic's advantages over the step's tokens", "-", "true, false"
-    )
+    critic_warmup: int = knob(0, "steps in which only the critic learns", "steps", ge=0)
+    gamma: float = knob(1.0, "discount per token", gt=0, le=1)
+    lam: float = knob(0.95, "λ of GAE", ge=0, le=1)
+    whiten: bool = knob(True, "whiten the critic's advantages over the step's tokens")
 
     # one step
-    prompts: int = knob(16, "prompts per step (P)", "prompts", "1 to 65536", **COUNT)
-    group: int = knob(8, "responses per prompt (G)", "responses", "1 to 65536", **COUNT)
+    prompts: int = knob(16, "prompts per step (P)", "prompts", **COUNT)
+    group: int = knob(8, "responses per prompt (G)", "responses", **COUNT)
     micro_batch: int = knob(
         16,
         "prompts whose groups are in memory at once",
@@ -258,79 +254,66 @@ class Config(Section):
         "a divisor of prompts / minibatches",
         ge=1,
     )
-    epochs: int = knob(1, "passes over a batch of samples", "passes", "1 to 65536", **COUNT)
-    minibatches: int = knob(
-        1, "optimiser updates per pass", "updates", "a divisor of prompts", **COUNT
-    )
-    max_new_tokens: int = knob(12, "longest response", "tokens", "1 to 65536", **COUNT)
+    epochs: int = knob(1, "passes over a batch of samples", "passes", **COUNT)
+    minibatches: int = knob(1, "optimiser updates per pass", "updates", **COUNT)
+    max_new_tokens: int = knob(12, "longest response", "tokens", **COUNT)
     temperature: float = knob(
-        1.0, "softmax temperature of sampling and scoring alike", "-", "0.001 or more", ge=1e-3
+        1.0, "softmax temperature of sampling and scoring alike", ge=1e-3, le=LARGE
     )
     resample_limit: int = knob(
-        4, "most sampling rounds per step under dynamic sampling", "rounds", "1 or more", ge=1
+        4, "most sampling rounds per step under dynamic sampling", "rounds", ge=1
     )
 
     # optimiser
-    lr: float = knob(5e-4, "learning rate after warm-up", "per update", "above 0, to 1", gt=0, le=1)
-    lr_warmup: int = knob(5, "updates of linear warm-up", "updates", "0 or more", ge=0)
-    weight_decay: float = knob(0.0, "AdamW's decay", "per update", "0 to 1", ge=0, le=1)
-    max_grad_norm: float = knob(1.0, "gradient norm is clipped to this", "-", "above 0", gt=0)
+    lr: float = knob(5e-4, "learning rate after warm-up", "per update", gt=0, le=1)
+    lr_warmup: int = knob(5, "updates of linear warm-up", "updates", ge=0)
+    weight_decay: float = knob(0.0, "AdamW's decay", "per update and unit of lr", ge=0, le=1)
+    max_grad_norm: float = knob(1.0, "gradient norm is clipped to this", gt=0, le=LARGE)
 
     # length of the run
-    steps: int = knob(240, "steps to train", "steps", "0 or more", ge=0)
-    eval_every: int = knob(20, "held-out evaluation every so many steps", "steps", "≥ 1", ge=1)
-    eval_words: int = knob(1000, "held-out words evaluated", "words", "1 or more", ge=1)
-    save_every: int = knob(20, "training checkpoint every so many steps", "steps", "≥ 1", ge=1)
+    steps: int = knob(240, "steps to train", "steps", ge=0)
+    eval_every: int = knob(20, "held-out evaluation every so many steps", "steps", ge=1)
+    eval_words: int = knob(1000, "held-out words evaluated", "words", ge=1)
+    save_every: int = knob(20, "training checkpoint every so many steps", "steps", ge=1)
     record_steps: list[int] = knob(
         [], "steps written down token by token, to steps/", "steps", "a list such as [1, 20]"
     )
 
     # machine
     device: Literal["auto", "cpu", "cuda"] = knob(
-        "auto", "where to compute; auto: a GPU if there is one", "-", "auto, cpu, cuda"
+        "auto", "where to compute; auto: a GPU if there is one"
     )
     dtype: Literal["float32", "bfloat16"] = knob(
         "float32",
-        "arithmetic of the forward pass; weights and optimiser are always float32",
-        "-",
-        "float32, bfloat16",
+        "arithmetic of the forward pass, and LoRA's frozen weights; what learns is float32",
     )
-    threads: int = knob(
-        1, "CPU threads; 1 is fastest for the tiny model", "-", "1 to 1024", ge=1, le=1024
-    )
-    shared_prefix: bool = knob(
-        True, "run each prompt once for its whole group when training", "-", "true, false"
-    )
+    threads: int = knob(1, "CPU threads; 1 is fastest for the tiny model", ge=1, le=1024)
+    shared_prefix: bool = knob(True, "run each prompt once for its whole group when training")
     gradient_checkpointing: bool = knob(
-        False, "recompute activations in backward: less memory, more time", "-", "true, false"
+        False, "recompute activations in backward: less memory, more time"
     )
     logprob_chunk: int = knob(
         1024,
         "tokens whose logits are held at once; the (batch, time, vocabulary) tensor never is",
         "tokens",
-        "1 or more",
         ge=1,
     )
     shard: bool = knob(
         False,
         "split weights, gradients and optimiser over the processes of a run (FSDP), instead of "
         "keeping them whole on each",
-        "-",
-        "true, false",
     )
-    compile: bool = knob(False, "torch.compile the network (for a GPU)", "-", "true, false")
+    compile: bool = knob(False, "torch.compile the network (for a GPU)")
     sampler: Literal["own", "vllm"] = knob(
-        "own", "who writes the responses; vllm must be installed", "-", "own, vllm"
+        "own", "who writes the responses; vllm must be installed"
     )
     track: Literal["none", "tensorboard", "wandb"] = knob(
-        "none", "also log there; it must be installed", "-", "none, tensorboard, wandb"
+        "none", "also log there; it must be installed"
     )
     old_logprobs: Literal["auto", "sampler", "recompute"] = knob(
         "auto",
         "the ratio's denominator: kept from sampling, or recomputed by the learner; "
-        "auto: kept in float32, recomputed in bfloat16",
-        "-",
-        "auto, sampler, recompute",
+        "auto: kept in float32, recomputed in bfloat16 and where vLLM samples",
     )
 
     def row(self) -> Algorithm:
@@ -383,88 +366,86 @@ class Config(Section):
         differs = self.dtype == "bfloat16" or self.sampler == "vllm"
         return self.old_logprobs == "recompute" or (self.old_logprobs == "auto" and differs)
 
+    def doubt(self) -> str:
+        """What is allowed, but is not what the row's derivation assumes; empty if nothing is."""
+        if self.epochs * self.minibatches == 1 or self.row().needs_old_logp:
+            return ""
+        return (
+            f"{self.algorithm} has no ratio to the policy that sampled: with epochs = "
+            f"{self.epochs} and minibatches = {self.minibatches} all updates but the first of a "
+            "batch are off-policy, and nothing corrects or clips them"
+        )
+
     def _not_without(self, reason: str, *names: str) -> None:
         """Refuse these fields unless they have their defaults: they would change nothing."""
         default = {name: type(self).model_fields[name].default for name in names}
         idle = [f"{n} = {getattr(self, n)!r}" for n in names if getattr(self, n) != default[n]]
         require(not idle, f"{', '.join(idle)}: without effect, as {reason}")
 
-    def _kl_makes_sense(self, row: Algorithm) -> None:
+    def _refuse_idle_fields(self, row: Algorithm) -> None:
         if self.kl_coef == 0:
             self._not_without("kl_coef is 0", "kl_in", "kl_estimator", "kl_credit")
-            return
-        require(
-            row.kl != "loss" or row.kl_estimator is not k1,
-            "kl_estimator = 'k1': as a loss its gradient averages to zero, for any policy; use k2 "
-            "(gradient of KL(π‖π_ref) at each token's state) or k3, or kl_in = 'reward'",
-        )
-        require(
-            row.kl != "reward" or row.kl_estimator is k1,
-            f"kl_estimator = {self.kl_estimator!r}: paid as a reward, only k1 has the gradient of "
-            "the KL; k2 and k3 have next to none of it, and k3 can even drive the policy away. Use "
-            "k1, or kl_in = 'loss'",
-        )
-        if row.kl == "loss":
+        elif row.kl == "loss":
             self._not_without("the KL is in the loss, where no token pays for another", "kl_credit")
-        require(
-            self.kl_credit != "token" or not row.needs_critic,
-            f"kl_credit = 'token': the critic's advantages ({self.algorithm}) add up what follows, "
-            "by GAE; use to_go, or leave it out",
-        )
-        self._never_negative(row, row.kl == "reward", "a KL in the reward")
-
-    def _can_be_split(self) -> None:
-        reasons = {
-            "shared_prefix = true": self.shared_prefix
-            and "its two passes through one layer before a backward pass do not work on split "
-            "weights; set shared_prefix to false",
-            "critic = 'model'": self.critic == "model"
-            and "a critic's own network is not split; use head",
-            "compile = true": self.compile and "not supported for split weights",
-            "sampler = 'vllm'": self.sampler == "vllm" and "it needs whole weights; use own",
-            "lora_rank": self.lora_rank > 0
-            and self.dtype == "bfloat16"
-            and "adapters are float32 beside bfloat16 weights, which cannot be split together; set "
-            "dtype to float32, or shard to false (with adapters little is left to split)",
-        }
-        for what, reason in reasons.items() if self.shard else ():
-            require(not reason, f"shard = true, {what}: {reason}")
-
-    def _critic_and_weights_make_sense(self, row: Algorithm) -> None:
         if not row.needs_critic:
             fields = ("critic", "critic_lr", "critic_warmup", "gamma", "lam", "whiten")
             self._not_without(f"{self.algorithm} has no critic", *fields)
         if self.importance == "none":
             self._not_without("importance is 'none'", "importance_cap")
+        if not row.dynamic_sampling:
+            self._not_without(f"{self.algorithm} samples once a step", "resample_limit")
+        if self.lora_rank == 0:
+            self._not_without("lora_rank is 0", "lora_alpha")
+        if self.model != "tiny":
+            self._not_without(f"model = {self.model!r} needs no warm start", "warmstart")
+
+    def _check_kl(self, row: Algorithm) -> None:
+        if self.kl_coef == 0:
+            return
+        require(
+            row.kl != "loss" or row.kl_estimator is not k1,
+            "kl_estimator = 'k1': as a loss its gradient averages to zero, for any policy (with a "
+            "mean per response, to a push towards longer ones); use k2 (at each token's state the "
+            "gradient of KL(π‖π_ref)) or k3 (that of KL(π_ref‖π)), or kl_in = 'reward'",
+        )
+        require(
+            row.kl != "reward" or row.kl_estimator is k1,
+            f"kl_estimator = {self.kl_estimator!r}: paid as a reward, only k1 has the gradient of "
+            "the KL; k2 and k3 have next to none of it near the reference, and far from it any "
+            "share of it, the opposite sign included. Use k1, or kl_in = 'loss'",
+        )
+        require(
+            self.kl_credit != "token" or not row.needs_critic,
+            f"kl_credit = 'token': the critic's advantages ({self.algorithm}) add up what follows, "
+            "by GAE; use to_go, or leave it out",
+        )
+
+    def _check_weights(self, row: Algorithm) -> None:
         require(
             self.importance == "none" or self.recomputes_old,
             f"importance = {self.importance!r}: it compares the learner's log-probabilities with "
             "the sampler's, but only the sampler's are kept; set old_logprobs to recompute",
         )
-        self._never_negative(row, self.overlong == "penalty", "overlong = 'penalty'")
-
-    def _never_negative(self, row: Algorithm, can_be: bool, what: str) -> None:
-        """Rows that divide by the mean reward cannot have rewards below 0."""
-        if can_be and row.advantage is maxrl:
-            raise ConfigError(
-                f"{what} makes rewards negative, and {self.algorithm} divides by their mean; use "
-                "another row"
-            )
-
-    @model_validator(mode="after")
-    def _possible(self) -> "Config":
+        if "mask" in inspect.signature(row.surrogate).parameters:  # a ratio of the whole response
+            for name in ("kl_credit", "importance"):
+                value = getattr(self, name)
+                require(
+                    value in ("none", "sequence"),
+                    f"{name} = {value!r}: {self.algorithm} has one ratio for the whole response, "
+                    "so what one token is given would reach all; use sequence",
+                )
         require(
-            self.algorithm in ALGORITHMS,
-            f"algorithm = {self.algorithm!r}: unknown; {_closest(self.algorithm, ALGORITHMS)}",
+            self.overlong != "penalty" or row.advantage is not maxrl,
+            f"overlong = 'penalty' makes rewards negative, and {self.algorithm} divides by their "
+            "mean; use another row",
         )
-        row = self.row()
+
+    def _check_sizes(self, row: Algorithm) -> None:
         require(
             self.group > 1 or not row.needs_group,
             f"group = {self.group}: {self.algorithm} compares the responses to one prompt, "
             "so it needs 2 or more",
         )
-        self._kl_makes_sense(row)
-        self._critic_and_weights_make_sense(row)
         whole = [n for n in range(1, self.prompts + 1) if self.prompts % n == 0]
         require(
             self.minibatches in whole,
@@ -478,23 +459,11 @@ class Config(Section):
             f"(prompts = {self.prompts}, minibatches = {self.minibatches}); choose "
             f"one of {[n for n in whole if part % n == 0]}",
         )
-        penalty = self.overlong == "penalty"
+        least, most = (1, self.max_new_tokens) if self.overlong == "penalty" else (0, 0)
         require(
-            (1 <= self.overlong_cache <= self.max_new_tokens)
-            if penalty
-            else not self.overlong_cache,
+            least <= self.overlong_cache <= most,
             f"overlong_cache = {self.overlong_cache}: with overlong = {self.overlong!r} it must be "
-            + (f"1 to max_new_tokens = {self.max_new_tokens}" if penalty else "0"),
-        )
-        require(
-            not self.record_steps or self.minibatches == 1,
-            f"record_steps = {self.record_steps}: a record shows one loss over the whole step, but "
-            f"with minibatches = {self.minibatches} each update has its own; set minibatches to 1",
-        )
-        late = [step for step in self.record_steps if step > self.steps]
-        require(
-            not late,
-            f"record_steps = {self.record_steps}: the run has only steps = {self.steps}",
+            + (f"1 to max_new_tokens = {most}" if most else "0"),
         )
         shortest = self.task.min_letters + 3  # two tags and the end token
         require(
@@ -502,28 +471,63 @@ class Config(Section):
             f"max_new_tokens = {self.max_new_tokens}: no answer fits; the tiny model needs "
             f"{shortest} tokens for {self.task.min_letters} letters, two tags and the end",
         )
+
+    def _check_records(self) -> None:
         require(
-            not (self.gradient_checkpointing and self.shared_prefix),
+            not self.record_steps or self.minibatches == 1,
+            f"record_steps = {self.record_steps}: a record shows one loss over the whole step, but "
+            f"with minibatches = {self.minibatches} each update has its own; set minibatches to 1",
+        )
+        require(
+            max(self.record_steps, default=0) <= self.steps,
+            f"record_steps = {self.record_steps}: the run has only steps = {self.steps}",
+        )
+
+    def _check_machine(self, row: Algorithm) -> None:
+        low, vllm, kept = self.dtype == "bfloat16", self.sampler == "vllm", "old_logprobs"
+        kept_only = self.old_logprobs == "sampler"
+        refused = {
             "gradient_checkpointing = true: a shared prefix lives in the attention cache, which "
-            "checkpointing cannot recompute; set shared_prefix to false",
-        )
+            "checkpointing cannot recompute; set shared_prefix to false": (
+                self.gradient_checkpointing and self.shared_prefix
+            ),
+            f"{kept} = 'sampler': in bfloat16 sampler and learner round differently, so the ratio "
+            "would not start at 1; use auto or recompute": kept_only and low,
+            f"{kept} = 'sampler': vLLM rounds otherwise than the learner, so the ratio would not "
+            "start at 1; use auto or recompute": kept_only and vllm,
+            f"temperature = {self.temperature}: vLLM samples at 0.01 or more; use that, or sampler "
+            "= own": vllm and self.temperature < 0.01,
+            "shard = true, shared_prefix = true: its two passes through one layer before a "
+            "backward pass do not work on split weights; set shared_prefix to false": (
+                self.shard and self.shared_prefix
+            ),
+            "shard = true, critic = 'model': a critic's own network is not split; use head": (
+                self.shard and row.needs_critic and self.critic == "model"
+            ),
+            "shard = true, compile = true: not supported for split weights": (
+                self.shard and self.compile
+            ),
+            "shard = true, sampler = 'vllm': it needs whole weights; use own": self.shard and vllm,
+            f"shard = true, lora_rank = {self.lora_rank}: adapters are float32 beside bfloat16 "
+            "weights, which cannot be split together; set dtype to float32, or shard to false "
+            "(with adapters little is left to split)": self.shard and self.lora_rank > 0 and low,
+        }
+        for message, is_so in refused.items():
+            require(not is_so, message)
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Config":
         require(
-            not (self.old_logprobs == "sampler" and self.dtype == "bfloat16"),
-            "old_logprobs = 'sampler': in bfloat16 sampler and learner round differently, so the "
-            "ratio would not start at 1; use auto or recompute",
+            self.algorithm in ALGORITHMS,
+            f"algorithm = {self.algorithm!r}: unknown; {closest(self.algorithm, ALGORITHMS)}",
         )
-        self._can_be_split()
-        vllm = self.sampler == "vllm"
-        require(
-            not (vllm and self.old_logprobs == "sampler"),
-            "old_logprobs = 'sampler': vLLM rounds otherwise than the learner, so the ratio would "
-            "not start at 1; use auto or recompute",
-        )
-        require(
-            not (vllm and self.temperature < 0.01),
-            f"temperature = {self.temperature}: vLLM samples at 0.01 or more; use that, or "
-            "sampler = own",
-        )
+        row = self.row()
+        self._refuse_idle_fields(row)
+        self._check_kl(row)
+        self._check_weights(row)
+        self._check_sizes(row)
+        self._check_records()
+        self._check_machine(row)
         return self
 
 
@@ -569,7 +573,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     for override in overrides:
         name, found, text = override.partition("=")
         name, where = name.strip(), f"--set {override}"
-        require(found == "=" and name != "", f"{where}: expected key=value, e.g. --set lr=1e-3")
+        require(found and all(name.split(".")), f"{where}: expected key=value, e.g. --set lr=1e-3")
         *sections, last = name.split(".")
         target = values
         for section in sections:
@@ -606,7 +610,7 @@ def describe(section: type[Section] = Config, prefix: str = "") -> str:
             extra = field.json_schema_extra
             lines.append(
                 f"{prefix + name:28} default {field.default!s:16} [{extra['unit']}] "
-                f"allowed: {extra['allowed']} - {field.description}"
+                f"allowed: {allowed_values(field)} - {field.description}"
             )
     return "\n".join(lines)
 
@@ -625,7 +629,7 @@ def _explain(error: dict[str, Any]) -> str:
         section, depth = type(inner), depth + 1
     name, full_name = names[depth], ".".join(names)
     if name not in section.model_fields:
-        return f"{full_name}: unknown field; {_closest(name, section.model_fields)}"
+        return f"{full_name}: unknown field; {closest(name, section.model_fields)}"
     field = section.model_fields[name]
     given = f"{full_name} = {error['input']!r}"
     if isinstance(field.default, Section):
@@ -633,12 +637,14 @@ def _explain(error: dict[str, Any]) -> str:
         return f"{given}: this is a section; set its fields, as {full_name}.NAME ({inside})"
     extra = field.json_schema_extra
     return (
-        f"{given}: {error['msg'].lower()}; allowed: {extra['allowed']} [{extra['unit']}], "
+        f"{given}: {error['msg'].lower()}; allowed: {allowed_values(field)} [{extra['unit']}], "
         f"default {field.default!s}. Meaning: {field.description}."
     )
 
 
-def _closest(name: str, known: Any) -> str:
-    match = difflib.get_close_matches(name, list(known), n=1)
+def closest(name: str, known: Iterable[str]) -> str:
+    """For the end of a message: the known names, and one that looks like this one."""
+    known = list(known)
+    match = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {match[0]!r}? " if match else ""
     return f"{hint}Allowed: {', '.join(known)}"

@@ -8,7 +8,16 @@ import sys
 import pytest
 
 from llm_trainer.__main__ import main
-from llm_trainer.config import CONFIGS, Config, ConfigError, Section, load
+from llm_trainer.config import (
+    CONFIGS,
+    Config,
+    ConfigError,
+    Section,
+    allowed_values,
+    build,
+    load,
+    with_values,
+)
 from llm_trainer.train import train
 
 
@@ -23,11 +32,16 @@ def run(*arguments, cwd=None):
     )
 
 
+# Finite, but what they multiply would not be: in float32, or in a line of the log.
+UNBOUNDED = ("reward_correctness", "reward_format", "reward_length", "kl_coef", "entropy_coef",
+             "eps_low", "eps_high", "importance_cap", "max_grad_norm", "temperature")  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ("lr=-1", ["lr = -1", "above 0", "default 0.0005"]),
-        ("temperature=0", ["temperature = 0", "0.001 or more"]),
+        ("temperature=0", ["temperature = 0", "0.001 to 1000000"]),
         ("group=1", ["group = 1", "grpo", "2 or more"]),
         ("micro_batch=5", ["micro_batch = 5", "prompts = 16", "[1, 2, 4, 8, 16]"]),
         ("algorithm=grop", ["algorithm = 'grop'", "did you mean 'grpo'", "rloo", "dapo"]),
@@ -59,11 +73,16 @@ def run(*arguments, cwd=None):
         ("prompts=1000000000000", ["prompts = 1000000000000", "1 to 65536"]),
         ("seed=99999999999999999999999", ["seed", "2⁶³"]),
         ("threads=100000000000", ["threads", "1 to 1024"]),
-        ("temperature=1e-40", ["temperature", "0.001 or more"]),
+        ("temperature=1e-40", ["temperature", "0.001 to 1000000"]),
         ("max_new_tokens=5", ["max_new_tokens = 5", "6 tokens"]),
         ("lr=1e30", ["lr", "above 0, to 1"]),
         ("weight_decay=1e300", ["weight_decay", "0 to 1"]),
-        ("eps_low=0", ["eps_low = 0", "1e-4 or more"]),
+        ("eps_low=0", ["eps_low = 0", "0.0001 to 1000000"]),
+        *((f"{name}=1e300", [name, "to 1000000"]) for name in UNBOUNDED),
+        (".lr=1", ["--set .lr=1", "key=value"]),
+        ("lora_alpha=5", ["lora_alpha = 5.0", "without effect", "lora_rank is 0"]),
+        ("resample_limit=9", ["resample_limit = 9", "grpo samples once a step"]),
+        ("shard=true", ["shard = true", "shared_prefix"]),
         ("model=runs/nope", ["model = 'runs/nope'", "no such folder"]),
     ],
 )
@@ -77,6 +96,45 @@ def test_a_configuration_that_cannot_work_ends_in_one_message(capsys, tmp_path, 
     for words in says:
         assert words in message
     assert not folder.exists()
+
+
+GSPO = "gspo has one ratio for the whole response"
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (
+            {"algorithm": "gspo", "kl_coef": 0.1, "kl_in": "reward", "kl_credit": "to_go"},
+            GSPO,
+        ),
+        (
+            {"algorithm": "gspo", "kl_coef": 0.1, "kl_in": "reward", "kl_credit": "token"},
+            GSPO,
+        ),
+        (
+            {"algorithm": "gspo", "importance": "token", "old_logprobs": "recompute"},
+            "importance = 'token': gspo has one ratio for the whole response",
+        ),
+        ({"model": "x", "warmstart": {"seed": 1}}, "needs no warm start"),
+        ({"algorithm": "ppo", "shard": True, "shared_prefix": False}, "critic = 'model'.*use head"),
+    ],
+)
+def test_combinations_that_would_not_be_what_they_say_are_refused(values, says):
+    with pytest.raises(ConfigError, match=says):
+        build(values)
+
+
+def test_several_updates_without_a_ratio_are_doubted():
+    assert build({"algorithm": "rloo"}).doubt() == build({"epochs": 4}).doubt() == ""
+    for several in ({"epochs": 2}, {"minibatches": 2, "micro_batch": 8}):
+        assert "rloo has no ratio" in build({"algorithm": "rloo", **several}).doubt()
+
+
+def test_ppo_by_its_name_alone_is_the_shipped_ppo_but_for_epochs():
+    """The row without further fields should not be a worse PPO than the one in configs/."""
+    shipped = load(CONFIGS / "ppo_tiny.yaml")
+    assert with_values(shipped, epochs=1, output_dir=Config().output_dir) == Config(algorithm="ppo")
 
 
 def test_clip_distances_are_refused_where_the_row_has_no_clip(capsys, tmp_path):
@@ -233,7 +291,8 @@ def test_every_field_says_what_it_is(capsys):
 
     for name, field in fields(Config):
         assert field.description, name
-        assert {"unit", "allowed"} <= field.json_schema_extra.keys(), name
+        assert field.json_schema_extra["unit"], name
+        assert allowed_values(field), name
     assert main(["fields"]) == 0
     listed = capsys.readouterr().out
     assert "warmstart.right_share" in listed

@@ -280,8 +280,9 @@ def test_a_task_that_cannot_be_is_refused_by_name(values, says):
     ("task", "says"),
     [
         ({"mixture": {}}, "name one task or more"),
-        ({"mixture": {"leg_counting": 0}}, "weight above 0"),
-        ({"mixture": {"leg_counting": True}}, "true or false is not a weight"),
+        ({"mixture": {"leg_counting": 0}}, "weights above 0"),
+        ({"mixture": {"leg_counting": True}}, "true or false is not a value"),
+        ({"mixture": {"leg_counting": 1e308, "spell_backward": 1e308}}, "weights above 0, to 1000"),
         ({"mixture": {"leg_counting": "much"}}, "task.mixture.leg_counting = 'much'"),
         ({"mixture": {"leg_counting": float("inf")}}, "finite"),
         ({"options": {"leg_counting": {}}}, "leg_counting is not in task.mixture"),
