@@ -13,12 +13,40 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from llm_trainer.rollout import Prompts
-
 PER_ROW = (
     "tokens", "mask", "logp_sampler", "loss_mask", "advantages", "logp_old", "logp_ref",
     "values_old", "returns",
 )  # fmt: skip
+
+
+@dataclass
+class Prompts:
+    """P prompts, padded on the left so that all responses start in one column."""
+
+    tokens: Tensor  # (prompts, prompt_time)
+    attention: Tensor  # (prompts, prompt_time), 1 on real tokens
+
+    @property
+    def positions(self) -> Tensor:
+        """(prompts, prompt_time): 0, 1, 2, … from the first real token on."""
+        return (self.attention.cumsum(1) - 1).clamp(min=0)
+
+    @property
+    def lengths(self) -> Tensor:
+        """(prompts,)"""
+        return self.attention.sum(1)
+
+    def __getitem__(self, rows) -> "Prompts":
+        return Prompts(self.tokens[rows], self.attention[rows])
+
+
+@dataclass
+class Responses:
+    """B = P·G responses; those to one prompt are neighbours."""
+
+    tokens: Tensor  # (batch, time), pad after the first end token
+    mask: Tensor  # (batch, time), 1 up to and including the first end token
+    logp: Tensor  # (batch, time), the sampler's log-probabilities in nats, 0 on padding
 
 
 @dataclass(frozen=True)
@@ -31,7 +59,7 @@ class StepBatch:
     tokens: Tensor  # (batch, time)
     mask: Tensor  # (batch, time), true on response tokens, the first end token included
     logp_sampler: Tensor  # (batch, time), nats
-    # what the rewards are made of, (prompts, group) each; only a step record reads them
+    # what the rewards are made of, (prompts, group) each: logged, and in a step record
     parts: dict[str, Tensor] = field(default_factory=dict)
     # set by Learner.measure
     sequences: int = 0  # responses of the whole update
@@ -76,28 +104,25 @@ class StepBatch:
 
 def join(batches: list[StepBatch], pad_id: int) -> StepBatch:
     """Several rounds of sampling as one, padded to the widest; only before `Learner.measure`."""
-    left = max(b.prompts.tokens.shape[1] for b in batches)
-    right = max(b.tokens.shape[1] for b in batches)
-
-    def stack(pick, *, value=0) -> Tensor:
-        return torch.cat(
-            [F.pad(x, (0, right - x.shape[1]), value=value) for x in map(pick, batches)]
-        )
-
-    def stack_left(pick, *, value=0) -> Tensor:
-        return torch.cat(
-            [F.pad(x, (left - x.shape[1], 0), value=value) for x in map(pick, batches)]
-        )
-
+    prompts = [b.prompts for b in batches]
     return StepBatch(
         prompts=Prompts(
-            stack_left(lambda b: b.prompts.tokens, value=pad_id),
-            stack_left(lambda b: b.prompts.attention),
+            cat_padded([p.tokens for p in prompts], value=pad_id, left=True),
+            cat_padded([p.attention for p in prompts], left=True),
         ),
         rewards=torch.cat([b.rewards for b in batches]),
         correct=torch.cat([b.correct for b in batches]),
         parts={name: torch.cat([b.parts[name] for b in batches]) for name in batches[0].parts},
-        tokens=stack(lambda b: b.tokens, value=pad_id),
-        mask=stack(lambda b: b.mask),
-        logp_sampler=stack(lambda b: b.logp_sampler),
+        tokens=cat_padded([b.tokens for b in batches], value=pad_id),
+        mask=cat_padded([b.mask for b in batches]),
+        logp_sampler=cat_padded([b.logp_sampler for b in batches]),
     )
+
+
+def cat_padded(tensors: list[Tensor], *, value: int = 0, left: bool = False) -> Tensor:
+    """(n, time) tensors of unequal time, one below the other, padded to the longest."""
+    width = max(x.shape[1] for x in tensors)
+    missing = [width - x.shape[1] for x in tensors]
+    sides = [(n, 0) if left else (0, n) for n in missing]
+    padded = [F.pad(x, side, value=value) for x, side in zip(tensors, sides, strict=True)]
+    return torch.cat(padded)

@@ -17,41 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from llm_trainer.batch import Prompts, Responses
 from llm_trainer.config import Config, RunError, require
 from llm_trainer.models import Policy
 from policy_gradients.logprobs import response_mask
 
 LOOK_EVERY = 8  # tokens
-
-
-@dataclass
-class Prompts:
-    """P prompts, padded on the left so that all responses start in one column."""
-
-    tokens: Tensor  # (prompts, prompt_time)
-    attention: Tensor  # (prompts, prompt_time), 1 on real tokens
-
-    @property
-    def positions(self) -> Tensor:
-        """(prompts, prompt_time): 0, 1, 2, … from the first real token on."""
-        return (self.attention.cumsum(1) - 1).clamp(min=0)
-
-    @property
-    def lengths(self) -> Tensor:
-        """(prompts,)"""
-        return self.attention.sum(1)
-
-    def __getitem__(self, rows) -> "Prompts":
-        return Prompts(self.tokens[rows], self.attention[rows])
-
-
-@dataclass
-class Responses:
-    """B = P·G responses; those to one prompt are neighbours."""
-
-    tokens: Tensor  # (batch, time), pad after the first end token
-    mask: Tensor  # (batch, time), 1 up to and including the first end token
-    logp: Tensor  # (batch, time), the sampler's log-probabilities in nats, 0 on padding
 
 
 def pad_prompts(prompts: list[list[int]], policy: Policy) -> Prompts:
