@@ -8,10 +8,18 @@ Shapes: scores (prompts, group); logp, logp_ref, values, mask (batch, time) with
 group, a prompt's responses neighbours.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from policy_gradients.advantages import gae, shape_rewards_with_kl
+from policy_gradients.advantages import (
+    batch_centered,
+    gae,
+    group_centered,
+    leave_one_out,
+    shape_rewards_with_kl,
+)
 from policy_gradients.algorithms import Algorithm
 from policy_gradients.ratios import truncated_importance_weight
 
@@ -19,7 +27,8 @@ from policy_gradients.ratios import truncated_importance_weight
 def whole_response(kl: Tensor) -> Tensor:
     """Every token pays for the KL of the whole response: (batch, time) → (batch, 1).
 
-    As a gradient exact: E[Σ_t s_t · Σ_u k1_u] = ∇KL of the response's distribution.
+    As a gradient exact where a row sums over tokens: E[Σ_t s_t · Σ_u k1_u] = ∇KL of the response's
+    distribution. A mean per response weighs each by 1/|y| and so has another gradient.
     """
     return kl.sum(1, keepdim=True)
 
@@ -27,7 +36,8 @@ def whole_response(kl: Tensor) -> Tensor:
 def to_go(kl: Tensor) -> Tensor:
     """A token pays for its own KL and that of the tokens after it: (batch, time) → same.
 
-    Exact too, with less variance: what came before a token is no consequence of it.
+    The same expected gradient, as what came before a token is no consequence of it. Usually with
+    less variance; not always, since the past's k1 may happen to act as a baseline.
     """
     return kl.flip(1).cumsum(1).flip(1)
 
@@ -43,6 +53,8 @@ def own_token(kl: Tensor) -> Tensor:
     return kl
 
 
+DIFFERENCES = (batch_centered, leave_one_out, group_centered)  # linear in the scores
+
 PAYERS = {"sequence": whole_response, "to_go": to_go, "token": own_token}
 
 
@@ -52,21 +64,26 @@ def compare(
     logp: Tensor | None,
     logp_ref: Tensor | None,
     mask: Tensor,
-    payer=whole_response,
+    *,
+    payer: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Advantages of a row without a critic: (batch, 1), or (batch, time) if tokens pay differently.
 
-    Without a KL in the reward these are `row.advantage(scores)`. With it a token's score is the
-    response's minus β times the k1 it pays for, and the row compares the scores of one column: the
-    baseline of token t holds only what the other responses pay from t on, so it stays one.
-    A row that divides by a spread (GRPO) divides by that of the penalised scores.
+    Without a KL in the reward these are `row.advantage(scores)`. With it β times the k1 that a
+    token pays for is taken off, compared by columns: the baseline of token t holds only what
+    responses pay from t on, so it stays one. A row that is a difference to a mean (RLOO) compares
+    payments as it compares scores. One that divides by the group's spread or mean (GRPO) divides
+    the scores alone and centres what is paid in the group: in the spread, payments would be scaled
+    to size 1 where scores are equal, whatever β. So β weighs against the same advantages as in the
+    loss.
     """
-    penalised = scores.reshape(-1, 1)  # (batch, 1)
+    advantages = row.advantage(scores).reshape(-1, 1)  # (batch, 1)
     if row.kl == "reward" and row.kl_coefficient > 0:
         kl = torch.where(mask, row.kl_estimator(logp, logp_ref), 0.0)
-        penalised = penalised - row.kl_coefficient * payer(kl)
-    columns = [row.advantage(column.view_as(scores)).flatten() for column in penalised.unbind(1)]
-    return torch.stack(columns, 1).detach()
+        centre = row.advantage if row.advantage in DIFFERENCES else group_centered
+        paid = [centre(column.view_as(scores)).flatten() for column in payer(kl).unbind(1)]
+        advantages = advantages - row.kl_coefficient * torch.stack(paid, 1)
+    return advantages.detach()
 
 
 def last_token(mask: Tensor) -> Tensor:

@@ -3,15 +3,16 @@
 `critic: head` is a value head on the policy's own last hidden states, *detached*: the head learns
 from them, but its error does not move the network. PPO's classic shares the states, and the value
 error then pulls at the same weights as the policy; for a language model that starts out trained,
-that disturbs what it already knows, makes the policy's step depend on the value coefficient, and
-leaves nothing to warm up. Here the policy's gradient is the same whatever the critic says. The
-price: the head can only use what the policy represents anyway.
+that disturbs what it already knows and makes the policy's step depend on the value coefficient.
+Here the policy's gradient is the same whatever the critic says. The price: the head can only use
+what the policy represents anyway.
 
 `critic: model` is a network of its own, a copy of the starting policy below the same kind of head,
 all of it trained: memory of a second model, and no such limit. With adapters, only those of the
 copy are trained.
 
-The head starts at zero, so V = 0 everywhere and the first advantages are the discounted returns.
+The head starts at zero, so V = 0 everywhere and the first advantages are the sums of the rewards to
+come, discounted by γλ: with λ below 1 early tokens get less.
 """
 
 import copy
@@ -56,7 +57,8 @@ def make_critic(policy: Policy, *, own_body: bool) -> Critic:
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     """1 − Var(returns − values)/Var(returns) over the response tokens; 0 where returns are equal.
 
-    1 for a critic that is never wrong, 0 for a constant, negative for one that is worse.
+    1 for a critic that is never wrong, 0 for a constant, negative for one that is worse. Blind to
+    an error that is the same everywhere. With λ below 1 the returns contain the values themselves.
     """
     values, returns = values[mask], returns[mask]
     spread = returns.var(correction=0)

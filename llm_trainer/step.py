@@ -26,6 +26,7 @@ from llm_trainer.devices import ONE, Devices, is_split, like
 from llm_trainer.invariants import (
     BOUNDS,
     NO_SIGNAL,
+    OF_RATIOS,
     Piece,
     check_agreement,
     check_end_token,
@@ -57,7 +58,7 @@ class Learner:
     ):
         self.policy, self.config, self.devices = policy, config, devices
         self.row = config.row()
-        self.loss = Loss(self.row, loss, entropy_coef=config.entropy_coef)
+        self.loss, self.own_loss = Loss(self.row, loss, entropy_coef=config.entropy_coef), loss
         self.reference = policy.reference() if self.row.needs_reference else None
         own_body = config.critic == "model"
         self.critic = make_critic(policy, own_body=own_body) if self.row.needs_critic else None
@@ -200,7 +201,7 @@ class Learner:
         """Advantages by comparing responses: (batch, 1), or (batch, time) with a KL per token."""
         payer = PAYERS[self.config.kl_credit]
         advantages = compare(
-            self.row, batch.rewards, batch.logp_old, batch.logp_ref, batch.mask, payer
+            self.row, batch.rewards, batch.logp_old, batch.logp_ref, batch.mask, payer=payer
         )
         return replace(batch, advantages=advantages)
 
@@ -225,7 +226,8 @@ class Learner:
         """min(π_learner/π_sampler, cap): (batch, time), or (batch, 1) per response.
 
         It multiplies the advantages. Every surrogate s obeys s(w·A) = w·s(A) for w > 0, so this
-        weighs the row's loss, or a learner's own, and neither the KL nor the critic.
+        weighs the row's loss, a KL in the reward with it, and a learner's own where that is linear
+        in A. Not weighed are a KL in the loss, the critic and the entropy bonus.
         """
         weigh = WEIGHTS[self.config.importance]
         cap = self.config.importance_cap
@@ -373,17 +375,18 @@ class Learner:
         pieces = self.of_everyone(batch, pieces)
         losses = {name: sum(p.losses[name] for p in pieces) for name in pieces[0].losses}
         for name, value in losses.items():
-            if not math.isfinite(value):
-                raise NonFiniteError(f"the {name} is {value}")
+            self.require_finite(name, value, pieces)
         norms = [self.clip(self.policy.trainable())]
         if self.critic:  # apart: an error of the critic must not shrink the policy's step
             norms.append(self.clip(self.critic.weights()))
+        for norm in norms:
+            self.require_finite("gradient's norm", norm, pieces)
 
         metrics = token_metrics(pieces)
         if fresh:
             metrics |= check_agreement(pieces, self.bounds["agreement"])
         if self.updates == 0:
-            metrics |= check_start(pieces, metrics, self.bounds)
+            metrics |= check_start(pieces, metrics, self.bounds, OF_RATIOS[self.policy.dtype])
             metrics |= check_end_token(pieces, self.policy.end_id)
             metrics |= check_split(
                 batch, self.policy_gradient, self.loss_inputs, self.bounds["split"]
@@ -403,13 +406,21 @@ class Learner:
             losses["micro_batch"] = self.room.size
         return {**losses, "grad_norm": norms[0], "lr": policy_lr, **metrics}
 
+    def require_finite(self, name: str, value: float, pieces: list[Piece]) -> None:
+        """Raises NonFiniteError, which says where to look first."""
+        if math.isfinite(value):
+            return
+        given = all(p.logp.isfinite().all() for p in pieces)
+        made = all(math.isfinite(p.losses["loss"]) and p.gradient.isfinite().all() for p in pieces)
+        advice = "try a smaller lr or max_grad_norm"
+        if self.own_loss and given and not made:
+            advice = "your own loss made it from finite log-probabilities, so look there first"
+        raise NonFiniteError(f"the {name} is {value}; {advice}")
+
     def clip(self, weights: list[torch.nn.Parameter]) -> float:
         """Scale this gradient to max_grad_norm at most; its norm before."""
         norm = torch.nn.utils.clip_grad_norm_(weights, self.config.max_grad_norm)
-        norm = norm.full_tensor() if is_split(norm) else norm
-        if not torch.isfinite(norm):
-            raise NonFiniteError(f"the gradient's norm is {norm.item()}")
-        return norm.item()
+        return (norm.full_tensor() if is_split(norm) else norm).item()
 
     def describe(self, batch: StepBatch) -> dict[str, float]:
         """Numbers of a measured batch: its groups, its critic, its importance weights."""

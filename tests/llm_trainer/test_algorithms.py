@@ -16,7 +16,7 @@ from llm_trainer import train as train_module
 from llm_trainer.config import ConfigError, build
 from llm_trainer.credit import PAYERS, compare, per_response_weights, per_token_weights
 from llm_trainer.train import NoSignalError, train
-from policy_gradients.algorithms import ALGORITHMS, grpo_loss
+from policy_gradients.algorithms import ALGORITHMS, Batch, grpo_loss
 from policy_gradients.kl import k1, k2, k3
 from toy_models import exact
 from toy_models.policies import AutoregressivePolicy, mask_of
@@ -79,17 +79,22 @@ def everything(learner, batch):
 
 
 def written_advantages(name, rewards, penalty):
-    """(prompts, group) rewards, (prompts, group) penalty → the same, by each row's formula."""
-    r = rewards - penalty
-    mean, std = r.mean(1, keepdim=True), r.std(1, keepdim=True)
-    flat = r.max(1, keepdim=True).values == r.min(1, keepdim=True).values
-    n = r.shape[1]
-    return {
+    """(prompts, group) rewards, (prompts, group) penalty → the same, by each row's formula.
+
+    Rows that divide by a spread or a mean divide the rewards alone.
+    """
+    n, r = rewards.shape[1], rewards - penalty
+    linear = {
         "reinforce": r - r.mean(),
         "rloo": r - (r.sum(1, keepdim=True) - r) / (n - 1),
-        "dr_grpo": r - mean,
-        "maxrl": (r - mean) / mean,
-    }.get(name, torch.where(flat, 0.0, (r - mean) / (std + 1e-4)))
+        "dr_grpo": r - r.mean(1, keepdim=True),
+    }
+    if name in linear:
+        return linear[name]
+    mean, std = rewards.mean(1, keepdim=True), rewards.std(1, keepdim=True)
+    flat = rewards.max(1, keepdim=True).values == rewards.min(1, keepdim=True).values
+    scaled = (rewards - mean) / (mean if name == "maxrl" else std + 1e-4)
+    return torch.where(flat, 0.0, scaled) - (penalty - penalty.mean(1, keepdim=True))
 
 
 def written_gae(rewards, values, lam):
@@ -207,10 +212,6 @@ def test_the_gradient_of_a_step_is_that_of_the_formula(make_learner, draw, algor
 def test_a_kl_acts_once_and_where_it_should(make_learner, draw, algorithm, where):
     """KL counted twice, never, or in the wrong place: the gradient would be another."""
     values = {"algorithm": algorithm, "kl_coef": 0.3, "kl_in": where}
-    if (algorithm, where) == ("maxrl", "reward"):
-        with pytest.raises(ConfigError, match="a KL in the reward makes rewards negative"):
-            make_learner(**values)
-        return
     found, expected, learner, kept = step_and_reference(make_learner, draw, **values)
     assert apart(expected, found) <= 1e-5
     assert len(kept.rewards) == 4
@@ -297,7 +298,7 @@ def expected_rloo_gradient(small, payer, beta):
     pairs = torch.stack([one, two], 1)  # (pairs, 2): a group each
     rows = pairs.flatten()
     row = replace(ALGORITHMS["rloo"], kl_coefficient=beta)
-    A = compare(row, scores[pairs], fixed[rows], ref[rows], mask[rows], payer)
+    A = compare(row, scores[pairs], fixed[rows], ref[rows], mask[rows], payer=payer)
     chance = fixed.sum(1).exp()
     weight = (chance[one] * chance[two]).repeat_interleave(2)[:, None] / 2
     return exact.flat_gradient((weight * A * logp[rows]).sum(), policy)
@@ -350,12 +351,63 @@ def test_kl_credit_reaches_the_advantages(make_learner, draw, kl_credit):
         ({"algorithm": "rloo", "kl_estimator": "k3"}, "only k1 has the gradient"),
         ({"kl_credit": "to_go"}, "the KL is in the loss, where no token pays"),
         ({"algorithm": "ppo", "kl_credit": "token"}, "add up what follows, by GAE"),
-        ({"algorithm": "maxrl", "kl_in": "reward"}, "maxrl divides by their mean"),
+        ({"algorithm": "gspo", "kl_in": "reward", "kl_credit": "token"}, "use sequence"),
+        ({"algorithm": "gspo", "kl_in": "reward", "kl_credit": "to_go"}, "use sequence"),
     ],
 )
 def test_a_kl_that_would_not_be_one_is_refused(values, says):
     with pytest.raises(ConfigError, match=says):
         build({"kl_coef": 0.1, **values})
+
+
+@pytest.mark.parametrize("payer", PAYERS.values(), ids=PAYERS)
+@pytest.mark.parametrize("algorithm", sorted({*ROWS} - {"ppo"}))
+def test_a_kl_in_the_reward_weighs_what_beta_says_also_where_rewards_are_equal(algorithm, payer):
+    """In the spread it is divided by, .04 and .004 would both give advantages of 1.4."""
+    scores, mask = torch.ones(1, 8), torch.ones(8, 3).bool()
+    logp = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    found = {}
+    for beta in (0.04, 0.004):
+        row = replace(ALGORITHMS[algorithm], kl="reward", kl_coefficient=beta, kl_estimator=k1)
+        found[beta] = compare(row, scores, logp, torch.zeros(8, 3), mask, payer=payer)
+    assert torch.allclose(found[0.04], 10 * found[0.004], rtol=1e-5)
+    paid = payer(logp)
+    share = {"rloo": 8 / 7}.get(algorithm, 1)
+    assert torch.allclose(found[0.04], -0.04 * share * (paid - paid.mean(0)), atol=1e-6)
+
+
+def test_gspos_ratio_spreads_what_one_token_is_given_over_all():
+    """Why a credit or a weight per token is refused for it: the gradient does not stay there."""
+    logp = torch.full((1, 4), -1.0)
+    given = torch.tensor([[0.0, 0.0, 0.0, 1.0]])
+    for name, reaches in {"gspo": 4, "dr_grpo": 1}.items():
+        at = logp.clone().requires_grad_()
+        fields = {"logp": at, "logp_old": logp, "advantages": given, "mask": torch.ones(1, 4)}
+        ALGORITHMS[name].loss(Batch(**fields, length=4)).backward()
+        assert (at.grad != 0).sum() == reaches
+
+
+@pytest.mark.parametrize("algorithm", ROWS)
+def test_only_a_ratio_per_response_refuses_weights_per_token(algorithm):
+    values = {"algorithm": algorithm, "importance": "token", "old_logprobs": "recompute"}
+    if algorithm == "gspo":
+        with pytest.raises(ConfigError, match="one ratio for the whole response"):
+            build(values)
+    else:
+        build(values)
+    build({**values, "importance": "sequence"})
+
+
+def test_which_kls_in_the_loss_have_which_gradient(small):
+    """What the refusals say: k1 none where tokens are summed; k2 and k3 that of each state's KL."""
+    policy, reference, prompt, _ = small
+    gradient = {
+        k: exact.flat_gradient(exact.kl_in_loss(policy, reference, prompt, k, per_token=True),
+                               policy)
+        for k in (k1, k2, k3)
+    }  # fmt: skip
+    assert gradient[k1].norm() <= 1e-9 * gradient[k2].norm()
+    assert apart(gradient[k2], gradient[k3]) > 0.1
 
 
 # ------------------------------------------------------------------ importance weights
@@ -496,9 +548,7 @@ def test_a_group_is_never_split_over_micro_batches(make_learner, draw, size):
 
 @pytest.mark.parametrize("algorithm", ROWS)
 def test_every_row_takes_two_steps_in_parts(make_config, algorithm):
-    config = make_config(
-        algorithm=algorithm, epochs=2, minibatches=2, micro_batch=1, kl_coef=0.01, resample_limit=2
-    )
+    config = make_config(algorithm=algorithm, epochs=2, minibatches=2, micro_batch=1, kl_coef=0.01)
     result = train(config, quiet=True)
     assert [line["step"] for line in result.history] == [0, 1, 2]
     trained = [line for line in result.history[1:] if line["groups/trained"]]

@@ -112,6 +112,27 @@ def test_a_value_is_that_of_the_state_before_its_token(make_learner, draw, criti
     assert (before[:, 3] - after[:, 3]).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("critic", CRITICS)
+def test_a_critic_that_is_far_off_does_not_shrink_the_policys_step(make_learner, draw, critic):
+    """Both gradients are cut to max_grad_norm, each by its own norm."""
+
+    def step(error):
+        learner = opinionated(make_learner(algorithm="ppo", critic=critic, max_grad_norm=0.01))
+        batch = learner.measure(draw(learner))
+        batch = replace(batch, returns=batch.values_old + error)
+        norm = learner.update(batch, fresh=True)["grad_norm"]
+        grads = [[w.grad.flatten() for w in weights if w.grad is not None]
+                 for weights in (learner.policy.trainable(), learner.critic.weights())]  # fmt: skip
+        return norm, *map(torch.cat, grads)
+
+    norm, policy, _ = step(0.1)
+    far = step(1000.0)
+    assert norm == far[0] > 0.01  # it is the policy's, before it is cut
+    assert torch.equal(policy, far[1])
+    assert policy.norm() == pytest.approx(0.01, rel=1e-3)
+    assert far[2].norm() == pytest.approx(0.01, rel=1e-3)
+
+
 # ------------------------------------------------------------------ rewards per token and GAE
 
 
@@ -207,7 +228,9 @@ def test_while_warming_up_only_the_critic_learns(make_learner, draw, critic):
 
 @pytest.mark.parametrize("critic", CRITICS)
 def test_a_critic_learns_a_batch_by_heart(make_learner, draw, critic):
-    learner = make_learner(algorithm="ppo", critic=critic, critic_warmup=1000, lam=1.0)
+    learner = make_learner(
+        algorithm="ppo", critic=critic, critic_lr=1e-3, critic_warmup=1000, lam=1.0
+    )
     batch = learner.measure(draw(learner))
     start = learner.describe(batch)
     first = learner.update(batch, fresh=True)["critic/loss"]

@@ -1,12 +1,20 @@
 """One optimiser step: sharing, splitting, dropping, and the invariants that guard it."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from llm_trainer.config import ConfigError, RunError
-from llm_trainer.invariants import InvariantError
+from llm_trainer.invariants import (
+    BOUNDS,
+    OF_RATIOS,
+    InvariantError,
+    Piece,
+    check_start,
+    token_metrics,
+)
 from llm_trainer.step import NonFiniteError
 from policy_gradients.algorithms import ALGORITHMS, grpo_loss
 from policy_gradients.diagnostics import clip_fraction
@@ -157,6 +165,65 @@ def test_a_violated_invariant_stops_with_its_name_and_unchanged_weights(
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+def test_bfloat16_may_round_a_token_but_not_the_mean(make_learner, draw):
+    """A logit of 16 to 32 has steps of .125: one token by that much is rounding, all are not."""
+    learner = make_learner(dtype="bfloat16")
+    batch = learner.prepare(draw(learner))
+    pieces = learner.gradients(batch, 4)
+    one = batch.logp_old.clone()
+    one[0, 0] += 0.125
+
+    def check(old):
+        spoilt = [replace(piece, batch=replace(batch, logp_old=old)) for piece in pieces]
+        bounds, metrics = BOUNDS[torch.bfloat16], {"kl/old": 0.0}
+        return check_start(spoilt, metrics, bounds, OF_RATIOS[torch.bfloat16])["check/ratio"]
+
+    assert check(one) < 0.01
+    with pytest.raises(InvariantError, match="the ratio is 1 at the first update"):
+        check(batch.logp_old + 0.125)
+    with pytest.raises(InvariantError, match="the ratio is 1 at the first update"):
+        check_start([replace(pieces[0], batch=replace(batch, logp_old=one))], {"kl/old": 0.0},
+                    BOUNDS[torch.float32], OF_RATIOS[torch.float32])  # fmt: skip
+
+
+def test_the_two_kls_of_an_update_are_the_policys(make_learner, draw):
+    """π is above the reference, and below the old policy, by 1 nat: k3 is not symmetric.
+
+    k3(ℓ = 1) = e⁻¹ − 1 + 1 = .368, and the other way round e − 1 − 1 = .718.
+    """
+    learner = make_learner(kl_coef=0.1)
+    batch = learner.prepare(draw(learner))
+    logp, zero = torch.full(batch.mask.shape, -1.0), torch.zeros(batch.mask.shape)
+    at = replace(batch, logp_ref=logp - 1, logp_old=logp + 1, advantages=zero)
+    found = token_metrics([Piece(at, logp, zero, {})])
+    assert found["kl/ref"] == pytest.approx(math.exp(-1))  # samples of π, against the reference
+    assert found["kl/old"] == pytest.approx(math.exp(-1))  # samples of the old policy, against π
+    assert found["ratio/min"] == pytest.approx(math.exp(-1))
+
+
+def moved(learner, batch):
+    """How far one update of plain gradient descent with lr 1 moves the policy's weights."""
+    learner.optimizer = torch.optim.SGD(learner.optimizer.param_groups, lr=1)
+    learner.config = learner.config.model_copy(update={"lr": 1.0, "lr_warmup": 0})
+    before = [w.detach().clone() for w in learner.policy.trainable()]
+    norm = learner.update(batch, fresh=True)["grad_norm"]
+    after = [w.detach() for w in learner.policy.trainable()]
+    return norm, torch.cat([(b - a).flatten() for a, b in zip(before, after, strict=True)])
+
+
+def test_an_updates_gradient_is_cut_to_max_grad_norm_once(make_learner, draw):
+    """The sum of all micro-batches, not each of them: their norms add up to another."""
+    learner = make_learner(max_grad_norm=1e6)
+    batch = learner.prepare(draw(learner))
+    norm, whole = moved(learner, batch)
+    assert whole.norm() == pytest.approx(norm, rel=1e-4)
+    for size in (1, 4):
+        cut = make_learner(max_grad_norm=norm / 3, micro_batch=size)
+        told, step = moved(cut, batch)
+        assert told == pytest.approx(norm, rel=1e-4)  # what is logged is the norm before
+        assert apart(whole / 3, step) <= 1e-3
+
+
 # ------------------------------------------------------------------ a learner's own loss
 
 
@@ -272,10 +339,33 @@ def test_a_loss_that_is_not_finite_is_named_and_changes_nothing(make_learner, dr
 
     learner = make_learner(loss)
     before = [p.clone() for p in learner.policy.model.parameters()]
-    with pytest.raises(NonFiniteError, match="the loss is nan"):
+    with pytest.raises(NonFiniteError, match="the loss is nan; your own loss made it from finite"):
         learner.update(learner.prepare(draw(learner)), fresh=True)
     pairs = zip(before, learner.policy.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_gradient_that_is_not_finite_is_named_by_who_made_it(make_learner, draw):
+    def loss(logp, logp_old, advantages, mask, **counts):
+        return (logp - logp.detach()).abs().sqrt().sum()  # 0, with a gradient of 0 · ∞
+
+    own = make_learner(loss)
+    batch = own.prepare(draw(own))
+    with pytest.raises(NonFiniteError, match="gradient's norm is nan; your own loss made it"):
+        own.update(batch, fresh=True)
+    for learner in (make_learner(), make_learner(grpo_loss)):
+        with torch.no_grad():
+            learner.policy.model.get_input_embeddings().weight[:] = float("inf")
+        with pytest.raises(NonFiniteError, match="the loss is nan; try a smaller lr"):
+            learner.update(batch, fresh=True)
+
+
+def test_a_loss_whose_gradient_is_zero_is_told_so_and_not_that_its_mask_is_short(
+    make_learner, draw
+):
+    learner = make_learner(lambda logp, logp_old, advantages, mask, **counts: (logp * 0).sum())
+    with pytest.raises(InvariantError, match="the loss does not change with logp"):
+        learner.update(learner.prepare(draw(learner)), fresh=True)
 
 
 # ------------------------------------------------------------------ the rest
