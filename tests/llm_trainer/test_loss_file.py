@@ -8,7 +8,7 @@ import torch
 
 from llm_trainer import loss_file
 from llm_trainer.__main__ import main
-from llm_trainer.config import ConfigError
+from llm_trainer.config import ConfigError, RunError
 from llm_trainer.loss_file import load_loss
 from llm_trainer.train import train
 from policy_gradients.algorithms import grpo_loss
@@ -146,8 +146,85 @@ def test_the_command_line_trains_with_it_and_notices_a_changed_file(mine, capsys
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
 
 
-def test_an_error_inside_the_loss_is_the_learners_to_see(mine, make_config):
-    """No message of ours hides the traceback of code that is not ours."""
-    mine.write_text("def bad(logp, logp_old, advantages, mask):\n    return logp.no_such_thing\n")
-    with pytest.raises(AttributeError, match="no_such_thing"):
+# ------------------------------------------------------------------ what a loss does wrong
+
+KEEPS = "    return -((logp - logp_old).exp() * advantages * mask).sum() / 4\n"
+HEAD = "import torch\ndef bad(logp, logp_old, advantages, mask):\n"
+WRONG = {  # the body of a loss → what is said before anything is written
+    "    return logp.no_such_thing\n": "own.py:bad: AttributeError in own.py, line 3: 'Tensor'",
+    "    return {}['x']\n": "KeyError in own.py, line 3",
+    "    assert False, 'mine'\n": "AssertionError in own.py, line 3: mine",
+    "    return (logp * torch.zeros(7)).sum()\n": "RuntimeError in own.py, line 3: The size",
+    "    raise SystemExit(0)\n": "SystemExit in own.py, line 3: 0",
+    "    open('no_such_file')\n": "FileNotFoundError in own.py, line 3",
+    "    logp.mul_(mask)\n" + KEEPS: "RuntimeError in own.py, line 3: a leaf Variable",
+    "    advantages.sub_(1)\n" + KEEPS: "it changes logp, logp_old or advantages in place",
+    "    torch.set_grad_enabled(False)\n" + KEEPS: "it has no gradient",
+    "    return logp.detach().sum()\n": "it has no gradient",
+    "    return torch.zeros((), requires_grad=True) * 1\n": "it has no gradient",
+    "    return logp.sum() * float('nan')\n": "nan on made-up, ordinary numbers",
+    "    return torch.complex(logp, logp).sum()\n": r"scalar tensor, got \(\) of torch.complex64",
+    "    return logp\n": r"it must return a scalar tensor, got \(4, 5\) of torch.float32",
+    "    return 1.0\n": "it must return a scalar tensor, got float",
+    "    x = logp.sum()\n    x.backward()\n    return x\n": "it must not call backward",
+}
+
+
+@pytest.mark.parametrize("body", WRONG)
+def test_a_loss_that_goes_wrong_is_named_before_anything_is_written(mine, make_config, body):
+    mine.write_text(HEAD + body)
+    with pytest.raises(ConfigError, match=WRONG[body]) as refused:
         train(make_config(), load_loss("own.py:bad"), quiet=True)
+    assert str(refused.value).startswith("loss own.py:bad: ")
+    assert "\n" not in str(refused.value)
+    assert not Path(make_config().output_dir).exists()
+    assert torch.is_grad_enabled()
+
+
+def test_the_error_of_a_loss_is_kept_with_its_traceback(mine, make_config):
+    """For a notebook: the message names the line, the cause shows how it was reached."""
+    mine.write_text(HEAD + "    return logp.no_such_thing\n")
+    with pytest.raises(ConfigError) as refused:
+        train(make_config(), load_loss("own.py:bad"), quiet=True)
+    assert isinstance(refused.value.__cause__.__cause__, AttributeError)
+
+
+def test_arguments_in_another_order_are_refused_other_names_are_not(make_config):
+    """Called by place, the mask would be taken for logp, and every invariant would hold."""
+
+    def moved(mask, adv, logp_old, logp):
+        return -(logp * adv * mask).sum()
+
+    def renamed(new, old, adv, m, *, sequences):
+        return -((new - old).exp() * adv * m).sum() / sequences
+
+    with pytest.raises(ConfigError, match="it takes mask, adv, logp_old, logp, but it is called"):
+        train(make_config(), moved, quiet=True)
+    assert train(make_config(steps=1), renamed, quiet=True).finished
+
+
+def test_a_loss_that_fails_later_stops_the_run_by_name(make_config):
+    calls = []
+
+    def loss(logp, logp_old, advantages, mask, *, sequences):
+        calls.append(1)
+        if len(calls) > 8:
+            raise KeyError("later")
+        return -((logp - logp_old).exp() * advantages * mask).sum() / sequences
+
+    with pytest.raises(
+        RunError, match=r"loss loss: KeyError in test_loss_file.py, line .*: 'later'"
+    ):
+        train(make_config(steps=9), loss, quiet=True)
+
+
+@pytest.mark.parametrize("values", [{}, {"algorithm": "ppo"}], ids=["grpo", "ppo"])
+def test_a_loss_for_whole_groups_or_per_token_advantages_passes_the_trial(make_config, values):
+    """The made-up batch has a run's shapes: whole groups; one advantage per token for PPO."""
+
+    def loss(logp, logp_old, advantages, mask):
+        ratio = (logp - logp_old).exp().view(-1, 4, logp.shape[1])
+        assert advantages.shape == (logp.shape if values else (len(logp), 1))
+        return -(ratio * advantages.view(-1, 4, advantages.shape[1])).mul(mask.view_as(ratio)).sum()
+
+    assert train(make_config(steps=1, **values), loss, quiet=True).finished
