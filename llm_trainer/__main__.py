@@ -5,15 +5,28 @@ transformers and reasoning-gym take seconds to import, so each command does it a
 """
 
 import argparse
+import io
 import math
+import os
 import sys
 from pathlib import Path
 
-from llm_trainer.config import CONFIGS, Config, ConfigError, RunError, describe, load, require
+from llm_trainer.config import (
+    CONFIGS,
+    Config,
+    ConfigError,
+    RunError,
+    describe,
+    first_line,
+    load,
+    require,
+    with_values,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code (0 good, 1 stopped, 2 refused, 130 interrupted)."""
+    prepare_output()
     options = parser().parse_args(arguments)
     try:
         return options.command(options)
@@ -23,14 +36,13 @@ def main(arguments: list[str] | None = None) -> int:
     except RunError as error:
         print(f"the run was stopped: {error}", file=sys.stderr)
         return 1
-    except RuntimeError as error:
+    except RuntimeError as error:  # sampling and training passes have tried smaller pieces before
         from llm_trainer.oom import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
         print(
-            "out of memory: lower micro_batch, group or max_new_tokens, or set "
-            "gradient_checkpointing; the last checkpoint is intact",
+            f"out of memory ({first_line(error)}); `estimate` shows what a run needs, part by part",
             file=sys.stderr,
         )
         return 1
@@ -40,6 +52,14 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def prepare_output() -> None:
+    """What a terminal cannot spell, or an output that was closed (`>&-`), stops no command."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  (as long as the process)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,7 +76,13 @@ def parser() -> argparse.ArgumentParser:
         return command
 
     one = add("train", run_train, "train a policy by reinforcement learning")
-    one.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    one.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        metavar="RUN",
+        help="go on from the last checkpoint: of this run's folder, or of the run configured",
+    )
     one.add_argument("--overwrite", action="store_true", help="discard the run in output_dir")
     one.add_argument("--quiet", action="store_true", help="print nothing but errors")
     one.add_argument("--loss", metavar="FILE.py:FUNCTION", help="your own loss, for the row's")
@@ -84,18 +110,28 @@ def configuration(options: argparse.Namespace, default: Path | None = None) -> C
 
 
 def run_train(options: argparse.Namespace) -> int:
-    config = configuration(options)
+    config = (
+        run_to_resume(options) if options.resume not in (None, True) else configuration(options)
+    )
     from llm_trainer.loss_file import load_loss
     from llm_trainer.train import train
 
     result = train(
         config,
         load_loss(options.loss) if options.loss else None,
-        resume=options.resume,
+        resume=options.resume is not None,
         overwrite=options.overwrite,
         quiet=options.quiet,
     )
     return 0 if result.finished else 130
+
+
+def run_to_resume(options: argparse.Namespace) -> Config:
+    """The configuration that the run in `--resume RUN` was started with, and --set."""
+    folder = Path(options.resume)
+    require(options.config is None, "--resume RUN has its configuration; leave --config out")
+    require((folder / "run.yaml").is_file(), f"--resume: {folder} holds no run (no run.yaml)")
+    return with_values(load(folder / "run.yaml", options.set), output_dir=str(folder))
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
@@ -103,7 +139,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
     own = options.folder / "run.yaml" if options.folder else None
     config = configuration(options, own if own and own.is_file() else None)
     from llm_trainer.checkpoint import check_unseen
-    from llm_trainer.evaluate import evaluate, evaluate_samples
+    from llm_trainer.evaluate import evaluate
     from llm_trainer.models import load_policy
     from llm_trainer.task import load_task
     from llm_trainer.train import starting_model
@@ -116,21 +152,34 @@ def run_evaluate(options: argparse.Namespace) -> int:
     check_unseen(options.folder or config.model, task)
     policy = load_policy(config, options.folder or starting_model(config))
     words = task.held_out[: config.eval_words]
+    kind, unit = ("questions", "characters")
+    if list(task.tasks) == ["spell_backward"]:
+        kind, unit = "words", "letters"
     result = evaluate(policy, task, words, max_new_tokens=config.max_new_tokens)
-    only_words = list(task.tasks) == ["spell_backward"]
-    kind, unit = ("words", "letters") if only_words else ("questions", "characters")
-    error = f"(standard error {result.standard_error:.1%})"
-    print(f"exact {result.exact:.1%} of {len(words)} held-out {kind}, greedy {error}")
+    error = f" (standard error {result.standard_error:.1%})" if len(words) > 1 else ""
+    print(f"exact {result.exact:.1%} of {len(words)} held-out {kind}, greedy{error}")
     print(f"partial credit {result.correctness:.3f}")
-    for name, exact in result.by_task.items() if len(task.tasks) > 1 else ():
-        print(f"  {name}: {exact:.1%}")
-    for letters, exact in result.by_letters.items():
-        print(f"  {letters} {unit}: {exact:.1%}")
+    if len(task.tasks) > 1:
+        print_shares({f"{name}:": exact for name, exact in result.by_task.items()})
+    print_shares({f"{n} {unit}:": exact for n, exact in result.by_letters.items()})
     for word, text, _ in [a for a in result.answers if not a[2]][:5]:
         print(f"  wrong: {word} → {text!r}")
-    if options.samples == 0:
-        return 0
-    knobs = {"temperature": options.temperature or config.temperature, "top_p": options.top_p}
+    if options.samples:
+        print_pass_at(options, config, policy, task, ks, kind, unit)
+    return 0
+
+
+def print_shares(shares: dict[str, float]) -> None:
+    for name, share in shares.items():
+        print(f"  {name} {share:.1%}")
+
+
+def print_pass_at(options, config: Config, policy, task, ks: list[int], kind, unit) -> None:
+    """pass@k over the same held-out items, from `--samples` responses to each."""
+    from llm_trainer.evaluate import evaluate_samples
+
+    words = task.held_out[: config.eval_words]
+    hot = options.temperature or config.temperature
     sampled = evaluate_samples(
         policy,
         task,
@@ -138,18 +187,17 @@ def run_evaluate(options: argparse.Namespace) -> int:
         samples=options.samples,
         max_new_tokens=config.max_new_tokens,
         seed=config.seed,
-        **knobs,
+        temperature=hot,
+        top_p=options.top_p,
     )
     print(
-        f"{options.samples} samples each at temperature {knobs['temperature']:g}, top-p "
-        f"{knobs['top_p']:g}; standard errors over the {len(words)} {kind}"
+        f"{options.samples} samples each at temperature {hot:g}, top-p {options.top_p:g}; "
+        f"standard errors over the {len(words)} {kind}"
     )
     for k in ks:
         mean, error = sampled.pass_at(k)
         print(f"pass@{k} {mean:.1%} (standard error {error:.1%})")
-        for letters, share in sampled.pass_at_by_letters(k).items():
-            print(f"  {letters} {unit}: {share:.1%}")
-    return 0
+        print_shares({f"{n} {unit}:": share for n, share in sampled.pass_at_by_letters(k).items()})
 
 
 def sampling(options: argparse.Namespace) -> list[int]:

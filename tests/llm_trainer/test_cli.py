@@ -1,11 +1,13 @@
 """The command line: what is refused, how it says so, and that it leaves nothing behind."""
 
+import io
 import os
 import re
 import subprocess
 import sys
 
 import pytest
+import yaml
 
 from llm_trainer.__main__ import main
 from llm_trainer.config import (
@@ -169,6 +171,46 @@ def test_train_then_evaluate_from_the_command_line(capsys, tmp_path, model_folde
     assert main(train) == 2
     assert "already holds" in capsys.readouterr().err
     assert main([*train, "--resume"]) == 0  # already finished: nothing to do
+
+
+def test_resume_with_a_folder_takes_everything_from_the_run(capsys, tmp_path, model_folder):
+    """No --config and no --set again; what is set may be what a resumed run may change."""
+    small = [f"model={model_folder}", f"output_dir={tmp_path / 'run'}", "steps=1", "prompts=2",
+             "micro_batch=2", "group=4", "eval_words=4", "lr=1e-4"]  # fmt: skip
+    assert main(["train", "--set", *small]) == 0
+    assert main(["train", "--resume", "--set", f"output_dir={tmp_path / 'run'}"]) == 2
+    assert "--resume FOLDER, without --config" in capsys.readouterr().err
+    (tmp_path / "run").rename(tmp_path / "moved")
+    resume = ["train", "--quiet", "--resume", str(tmp_path / "moved")]
+    assert main([*resume, "--set", "steps=2"]) == 0
+    assert len((tmp_path / "moved/metrics.jsonl").read_text().splitlines()) == 3
+    again = load(tmp_path / "moved/run.yaml")
+    assert (again.steps, again.lr, again.output_dir) == (2, 1e-4, str(tmp_path / "moved"))
+    assert not (tmp_path / "run").exists()
+    for command, says in {
+        (*resume, "--set", "lr=1"): "was started with lr = 0.0001",
+        (*resume, "--set", "steps=1"): "at step 2 already",
+        (*resume, "--config", "x.yaml"): "leave --config out",
+        ("train", "--resume", str(tmp_path / "no")): "no holds no run (no run.yaml)",
+    }.items():
+        assert main([*command]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_an_output_that_is_closed_or_knows_only_ascii_stops_no_command(
+    monkeypatch, make_config, tmp_path
+):
+    config = make_config(steps=1)
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(config.model_dump()))
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", None)
+        assert main(["train", "--config", str(tmp_path / "a.yaml")]) == 0
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", ascii_only)
+        assert main(["fields"]) == 0
+    ascii_only.seek(0)
+    assert "0 to 2\\u2076" in ascii_only.read()
 
 
 @pytest.mark.parametrize(
