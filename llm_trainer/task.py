@@ -16,7 +16,6 @@ depend on Python's hash seed: the sides hold, but runs repeat only with PYTHONHA
 """
 
 import copy
-import difflib
 import hashlib
 import random
 import re
@@ -27,7 +26,7 @@ from reasoning_gym.algorithmic.spell_backward import SpellBackwardConfig, SpellB
 from reasoning_gym.factory import DATASETS
 from reasoning_gym.utils import extract_answer
 
-from llm_trainer.config import TaskConfig, first_line, require
+from llm_trainer.config import TaskConfig, closest, first_line, require
 
 # Partial credit counts matching positions over the length of the right answer, so the right answer
 # followed by junk would match everywhere. No over-long answer may earn more than this.
@@ -36,6 +35,7 @@ WORD_RESPONSE = re.compile(r"<answer>[^<>]*</answer>")
 # Other tasks may have < and > in their answers, but neither a tag nor a marker such as <|im_end|>.
 WHOLE_RESPONSE = re.compile(r"<answer>(?:(?!</?answer>|<\|).)*</answer>", re.DOTALL)
 VIRTUAL_SIZE = 20_000  # items of a generated task, where task.options sets no `size`
+LARGEST_SIZE = 10_000_000
 HIDDEN_SHARE = 4  # one question in so many is on the held-out side
 RIGHT = 1 - 1e-9  # a score from here on is full credit: some are sums of fractions
 
@@ -50,20 +50,29 @@ class Rewards:
     length: float = 0.0  # 1 − tokens/max_new_tokens
 
 
-class Task:
-    """What all tasks share: the prompt's text and how a response is scored."""
+class Stream:
+    """Training items one after the other, for ever; `position` is all there is to save."""
 
-    name: str
+    def __init__(self, seed: int):
+        self.seed, self.position = seed, 0
+
+    def take(self, count: int) -> list:
+        """The next `count` items."""
+        return [self.next() for _ in range(count)]
+
+
+class Task:
+    """What all tasks share: the prompt's text and how a response is scored.
+
+    Besides these: `stream(seed)`, `entry(item)`, `held_out` and, for scores, `dataset`.
+    """
+
     held_out: list
     whole_response = WHOLE_RESPONSE
 
-    def __init__(self, config: TaskConfig):
-        self.config = config
-
-    @property
-    def tasks(self) -> dict[str, "Task"]:
-        """The tasks it consists of, by name."""
-        return {self.name: self}
+    def __init__(self, config: TaskConfig, name: str):
+        self.config, self.name = config, name
+        self.tasks: dict[str, Task] = {name: self}  # the tasks it consists of
 
     def question(self, entry: dict) -> str:
         """The text of the user's turn; the instruction has to name the answer tags."""
@@ -124,7 +133,7 @@ class Spelling(Task):
     whole_response = WORD_RESPONSE
 
     def __init__(self, config: TaskConfig):
-        super().__init__(config)
+        super().__init__(config, self.name)
         self.dataset = SpellBackwardDataset(
             SpellBackwardConfig(
                 min_word_len=config.min_letters, max_word_len=config.max_letters, seed=0, size=1
@@ -174,18 +183,14 @@ def split(words: list[str], held_out: int) -> tuple[list[str], list[str]]:
     return [w for w in words if w.lower() not in secret], [spellings[w] for w in hidden]
 
 
-class WordStream:
-    """Training words in a seeded shuffle, epoch after epoch; `position` is all there is to save."""
+class WordStream(Stream):
+    """Training words in a seeded shuffle, epoch after epoch."""
 
     def __init__(self, words: list[str], seed: int):
-        self.words, self.seed, self.position = words, seed, 0
-        self._epoch, self._order = -1, []
+        super().__init__(seed)
+        self.words, self._epoch, self._order = words, -1, []
 
-    def take(self, count: int) -> list[str]:
-        """The next `count` words."""
-        return [self._next() for _ in range(count)]
-
-    def _next(self) -> str:
+    def next(self) -> str:
         epoch, index = divmod(self.position, len(self.words))
         if epoch != self._epoch:
             self._order = list(range(len(self.words)))
@@ -205,8 +210,7 @@ class Generated(Task):
     """
 
     def __init__(self, name: str, config: TaskConfig):
-        super().__init__(config)
-        self.name = name
+        super().__init__(config, name)
         self.dataset = make_dataset(name, config.options.get(name, {}))
         self.held_out = self._first_hidden(config.held_out)
 
@@ -248,31 +252,35 @@ def make_dataset(name: str, options: dict):
         f"task.options: {name} has no setting {', '.join(map(repr, unknown))}; "
         f"{closest(unknown[0] if unknown else '', known)}",
     )
+    size = options.get("size", VIRTUAL_SIZE)
+    require(
+        type(size) is int and 1 <= size <= LARGEST_SIZE,
+        f"task.options: {name} size = {size!r}: a whole number from 1 to {LARGEST_SIZE}",
+    )
     try:
         chosen = {  # YAML has no enumerations
             key: type(known[key])(value) if isinstance(known[key], Enum) else value
             for key, value in options.items()
         }
-        return dataset(settings(**{"size": VIRTUAL_SIZE, **chosen, "seed": 0}))
+        made = dataset(settings(**{**chosen, "size": size, "seed": 0}))
+        made[0]  # some refuse a value only when they use it
+        return made
     except Exception as error:  # each task checks its settings in its own way
         given = ", ".join(f"{key} = {value!r}" for key, value in options.items()) or "no options"
         require(False, f"task.options: {name} refuses {given}: {first_line(error)}")
 
 
-class EntryStream:
-    """Training entries drawn at random, with replacement; `position` is all there is to save.
+class EntryStream(Stream):
+    """Training entries drawn at random, with replacement.
 
     Each position has random numbers of its own. Questions of the held-out side are drawn again.
     """
 
     def __init__(self, task: Generated, seed: int):
-        self.task, self.seed, self.position = task, seed, 0
+        super().__init__(seed)
+        self.task = task
 
-    def take(self, count: int) -> list[dict]:
-        """The next `count` entries."""
-        return [self._next() for _ in range(count)]
-
-    def _next(self) -> dict:
+    def next(self) -> dict:
         rng = random.Random(f"{self.seed}/{self.task.name}/{self.position}")
         self.position += 1
         while True:
@@ -288,17 +296,11 @@ class Mixture(Task):
     and an accuracy over it counts the tasks alike, whatever their weights.
     """
 
-    name = "mixture"
-
     def __init__(self, tasks: dict[str, Task], config: TaskConfig):
-        super().__init__(config)
-        self._tasks = tasks
+        super().__init__(config, "mixture")
+        self.tasks = tasks
         each = [[task.entry(item) for item in task.held_out] for task in tasks.values()]
         self.held_out = [entry for turn in zip(*each, strict=True) for entry in turn]
-
-    @property
-    def tasks(self) -> dict[str, Task]:
-        return self._tasks
 
     def stream(self, seed: int) -> "MixtureStream":
         return MixtureStream(self, seed)
@@ -307,38 +309,32 @@ class Mixture(Task):
         return item
 
     def label(self, entry: dict) -> str:
-        return self._tasks[name_of(entry)].label(entry)
+        return self.tasks[name_of(entry)].label(entry)
 
     def score(self, response: str, entry: dict, **given) -> Rewards:
         """As the entry's own task scores it."""
-        return self._tasks[name_of(entry)].score(response, entry, **given)
+        return self.tasks[name_of(entry)].score(response, entry, **given)
 
 
-class MixtureStream:
-    """Entries of a mixture; `position` is all there is to save.
+class MixtureStream(Stream):
+    """Entries of a mixture.
 
     The draw at a position decides whose turn it is; that task's own stream then gives what it has
     at this position. Words so come at most once an epoch, as in `WordStream`, and some are skipped.
     """
 
     def __init__(self, mixture: Mixture, seed: int):
-        self.mixture, self.seed, self.position = mixture, seed, 0
+        super().__init__(seed)
+        self.mixture = mixture
         self.streams = {name: task.stream(seed) for name, task in mixture.tasks.items()}
 
-    def take(self, count: int) -> list[dict]:
-        """The next `count` entries."""
-        return [self._next() for _ in range(count)]
-
-    def _next(self) -> dict:
+    def next(self) -> dict:
         weights = self.mixture.config.mixture
         rng = random.Random(f"{self.seed}/whose turn/{self.position}")
         name = rng.choices(list(weights), list(weights.values()))[0]
         self.streams[name].position = self.position
         self.position += 1
         return self.mixture.tasks[name].entry(*self.streams[name].take(1))
-
-
-Stream = WordStream | EntryStream | MixtureStream
 
 
 def name_of(entry: dict) -> str:
@@ -367,10 +363,3 @@ def load_task(config: TaskConfig) -> Task:
         for name in config.mixture
     }
     return Mixture(tasks, config) if len(tasks) > 1 else next(iter(tasks.values()))
-
-
-def closest(name: str, known) -> str:
-    """The known names, those that look like this one first."""
-    match = difflib.get_close_matches(name, list(known), n=3)
-    hint = f"did you mean {' or '.join(map(repr, match))}? " if match else ""
-    return f"{hint}It has: {', '.join(known)}"

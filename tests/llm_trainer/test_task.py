@@ -267,6 +267,13 @@ def test_words_in_a_mixture_keep_their_split_and_their_scores(spelling):
         ({"mixture": {"leg_counting": 1}, "held_out": 40,
           "options": {"leg_counting": {"max_animals": 1, "min_animals": 1, "max_instances": 2}}},
          "task.held_out = 40: .*74 different questions, .* on the held-out side"),
+        *(
+            ({"mixture": {"leg_counting": 1}, "options": {"leg_counting": {"size": size}}},
+             f"leg_counting size = .*{size}.*: a whole number from 1 to 10000000")
+            for size in (1.5, "10", 0, True, 10**20)
+        ),
+        ({"mixture": {"leg_counting": 1}, "options": {"leg_counting": {"max_animals": 2.5}}},
+         "leg_counting refuses max_animals = 2.5"),
         ({"mixture": {"leg_counting": 1}, "options": {"leg_counting": {"size": 5}}},
          "5 items of leg_counting have 5 different questions"),
     ],
