@@ -39,6 +39,13 @@ class Prompts:
     def __getitem__(self, rows) -> "Prompts":
         return Prompts(self.tokens[rows], self.attention[rows])
 
+    def split(self, prompts: int) -> Iterator["Prompts"]:
+        """Pieces of so many prompts, each only as wide as its longest."""
+        for start in range(0, len(self.tokens), prompts):
+            piece = self[start : start + prompts]
+            width = int(piece.lengths.max())
+            yield Prompts(piece.tokens[:, -width:], piece.attention[:, -width:])
+
 
 @dataclass
 class Responses:

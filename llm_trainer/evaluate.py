@@ -13,7 +13,6 @@ mass, π/π_sampler is 0.95 at every token and 0.95¹⁰⁰ = 0.0059 over a resp
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +20,9 @@ import torch
 from llm_trainer.config import require
 from llm_trainer.devices import ONE, Devices
 from llm_trainer.models import Policy
-from llm_trainer.rollout import pad_prompts, sample
-from llm_trainer.task import Rewards, Task, by_task
+from llm_trainer.oom import Room
+from llm_trainer.rollout import OwnSampler, respond
+from llm_trainer.task import Task, by_task
 
 
 @dataclass(frozen=True)
@@ -65,27 +65,36 @@ class SampledEvaluation:
 def evaluate(
     policy: Policy,
     task: Task,
-    words: list,
+    items: list,
     *,
     max_new_tokens: int,
-    batch: int = 256,
+    room: Room | None = None,
     devices: Devices = ONE,
 ) -> Evaluation:
-    """Greedy decoding of every item; `batch` bounds the rows in memory and changes no result.
+    """Greedy decoding of every item.
 
-    Each process answers its share of the words, and all get the same result.
+    room: rows in memory at once (256); by rounding alone it may decide between two tokens that
+    are equally likely. Each process answers its share of the items, all get the same result.
     """
-    own = devices.share(words)
-    scored = list(respond(policy, task, own, max_new_tokens=max_new_tokens, batch=batch))
-    scored = [item for part in devices.everyone(scored) for item in part]
-    entries = [entry for entry, _ in scored]
-    exact = [rewards.exact for _, [(_, rewards)] in scored]
-    answers = [(task.label(e), text, rewards.exact == 1) for e, [(text, rewards)] in scored]
+    own, scored = devices.share([task.entry(item) for item in items]), []
+    if own:
+        answers = respond(
+            OwnSampler(policy, room or room_for(256)),
+            task,
+            own,
+            group=1,
+            max_new_tokens=max_new_tokens,
+            temperature=1.0,
+            generator=None,
+        )
+        scored = list(zip(own, answers.texts, answers.scores, strict=True))
+    scored = [found for part in devices.everyone(scored) for found in part]
+    entries, exact = [entry for entry, _, _ in scored], [s.exact for _, _, s in scored]
     return Evaluation(
-        exact=sum(exact) / len(words),
-        correctness=sum(rewards.correctness for _, [(_, rewards)] in scored) / len(words),
+        exact=sum(exact) / len(items),
+        correctness=sum(s.correctness for _, _, s in scored) / len(items),
         by_letters=by_length([letters(entry) for entry in entries], exact),
-        answers=answers,
+        answers=[(task.label(entry), text, s.exact == 1) for entry, text, s in scored],
         by_task=by_task(entries, exact),
     )
 
@@ -93,7 +102,7 @@ def evaluate(
 def evaluate_samples(
     policy: Policy,
     task: Task,
-    words: list,
+    items: list,
     *,
     samples: int,
     max_new_tokens: int,
@@ -103,58 +112,23 @@ def evaluate_samples(
     batch: int = 256,
 ) -> SampledEvaluation:
     """`samples` responses to every item; `batch` rows at once (it takes part in the seeding)."""
-    scored = list(
-        respond(
-            policy,
-            task,
-            words,
-            max_new_tokens=max_new_tokens,
-            batch=batch,
-            group=samples,
-            temperature=temperature,
-            top_p=top_p,
-            generator=torch.Generator(policy.device).manual_seed(seed),
-        )
+    entries = [task.entry(item) for item in items]
+    answers = respond(
+        OwnSampler(policy, room_for(max(1, batch // samples)), top_p),
+        task,
+        entries,
+        group=samples,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        generator=torch.Generator(policy.device).manual_seed(seed),
     )
-    return SampledEvaluation(
-        samples,
-        [sum(rewards.exact == 1 for _, rewards in answers) for _, answers in scored],
-        [letters(entry) for entry, _ in scored],
-    )
+    right = torch.tensor([s.exact == 1 for s in answers.scores]).view(len(entries), samples)
+    return SampledEvaluation(samples, right.sum(1).tolist(), [letters(e) for e in entries])
 
 
-def respond(
-    policy: Policy,
-    task: Task,
-    words: list,
-    *,
-    max_new_tokens: int,
-    batch: int,
-    group: int = 1,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    generator: torch.Generator | None = None,
-) -> Iterator[tuple[dict, list[tuple[str, Rewards]]]]:
-    """For each item its entry and `group` responses, as text and scored; no generator: greedy."""
-    prompts = max(1, batch // group)
-    for start in range(0, len(words), prompts):
-        entries = [task.entry(word) for word in words[start : start + prompts]]
-        responses = sample(
-            policy,
-            pad_prompts([policy.prompt(task.question(e)) for e in entries], policy),
-            group=group,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            generator=generator,
-        )
-        rows = responses.tokens.tolist()  # (prompts · group, time)
-        for i, entry in enumerate(entries):
-            answers = []
-            for tokens in rows[i * group : (i + 1) * group]:
-                text = policy.text(tokens)
-                answers.append((text, task.score(text, entry, ended=policy.end_id in tokens)))
-            yield entry, answers
+def room_for(prompts: int) -> Room:
+    """So many prompts at once, or half as many if memory runs out."""
+    return Room(prompts, "evaluating", "max_new_tokens")
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

@@ -1,8 +1,9 @@
 """When memory runs out: what was being done is done once more, in pieces half as large.
 
-Sampling is cut by prompts, a training pass by the prompts of a micro-batch. The smaller size stays
-for the rest of the run. How a training pass is cut changes its gradient by rounding only; samples
-are drawn anew, from random numbers that go on where the failed attempt stopped.
+Sampling and evaluation are cut by prompts, a training pass by the prompts of a micro-batch. The
+smaller size stays for the rest of the run. How a training pass is cut changes its gradient by
+rounding only; samples are drawn anew, from random numbers that go on where the failed attempt
+stopped.
 """
 
 import gc
@@ -12,12 +13,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from llm_trainer.config import RunError
-from llm_trainer.models import Policy
-from llm_trainer.rollout import Prompts, Responses, Sampler
 
 T = TypeVar("T")
 
@@ -39,11 +36,12 @@ class Room:
     halved: bool = False
     retry: bool = True  # false where passes involve other processes, who would make another number
 
-    def run(self, work: Callable[[int], T]) -> T:
-        """work(size); if memory runs out, once more with half of it.
+    def run(self, work: Callable[[int], T], prompts: int) -> T:
+        """work(size) on so many prompts; if memory runs out, once more in half as large pieces.
 
         Raises RunError, with the advice, if that is not enough either.
         """
+        tried = min(self.size, prompts)
         try:
             return work(self.size)
         except RuntimeError as error:
@@ -53,8 +51,8 @@ class Room:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        if self.size > 1:
-            self.size, self.halved = self.size // 2, True
+        if tried > 1:
+            self.size, self.halved = tried // 2, True
             warnings.warn(
                 f"out of memory while {self.doing}: {self.size} prompts at once from here on",
                 stacklevel=2,
@@ -65,42 +63,6 @@ class Room:
                 if not is_out_of_memory(error):
                     raise
         raise RunError(
-            f"out of memory while {self.doing}, even with {self.size} prompts at once; the last "
-            f"checkpoint is intact. Lower {self.advice}"
-        )
-
-
-@dataclass(frozen=True)
-class InRoom:
-    """A sampler that writes as many prompts' responses at once as there is room for."""
-
-    sampler: Sampler
-    room: Room
-
-    @property
-    def policy(self) -> Policy:
-        return self.sampler.policy
-
-    def sync(self) -> None:
-        self.sampler.sync()
-
-    def sample(self, prompts: Prompts, **settings) -> Responses:
-        count = len(prompts.tokens)
-
-        def sample(size: int) -> list[Responses]:
-            starts = range(0, count, size)
-            return [self.sampler.sample(prompts[i : i + size], **settings) for i in starts]
-
-        pieces = self.room.run(sample)
-        width = max(piece.tokens.shape[1] for piece in pieces)
-
-        def join(pick: Callable[[Responses], Tensor], *, value: int = 0) -> Tensor:
-            return torch.cat(
-                [F.pad(x, (0, width - x.shape[1]), value=value) for x in map(pick, pieces)]
-            )
-
-        return Responses(
-            join(lambda r: r.tokens, value=self.policy.pad_id),
-            join(lambda r: r.mask),
-            join(lambda r: r.logp),
+            f"out of memory while {self.doing}, even with {max(1, tried // 2)} prompts at once. "
+            f"What was saved before is intact. Lower {self.advice}"
         )

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from llm_trainer.batch import Prompts, Responses
+from llm_trainer.batch import Prompts, Responses, cat_padded
 from llm_trainer.config import Config, RunError, require
 from llm_trainer.models import Policy
+from llm_trainer.oom import Room
+from llm_trainer.task import Rewards, Task
 from policy_gradients.logprobs import response_mask
 
 LOOK_EVERY = 8  # tokens
@@ -194,21 +196,53 @@ class OwnSampler:
     """The loop above, on the policy's own weights: there is nothing to synchronise."""
 
     policy: Policy
+    room: Room | None = None  # how many prompts at once; None: all, whatever that takes
+    top_p: float = 1.0  # below 1 for evaluation only
 
-    def sample(self, prompts: Prompts, **settings) -> Responses:
-        return sample(self.policy, prompts, **settings)
+    def sample(
+        self,
+        prompts: Prompts,
+        *,
+        group: int,
+        max_new_tokens: int,
+        temperature: float,
+        generator: torch.Generator | None,
+    ) -> Responses:
+        """As the function `sample`, in pieces that there is room for."""
+
+        def write(size: int) -> list[Responses]:
+            return [
+                sample(
+                    self.policy,
+                    piece,
+                    group=group,
+                    max_new_tokens=max_new_tokens,
+                    temperature=temperature,
+                    generator=generator,
+                    top_p=self.top_p,
+                )
+                for piece in prompts.split(size)
+            ]
+
+        count = len(prompts.tokens)
+        pieces = self.room.run(write, count) if self.room else write(count)
+        return Responses(
+            cat_padded([piece.tokens for piece in pieces], value=self.policy.pad_id),
+            cat_padded([piece.mask for piece in pieces]),
+            cat_padded([piece.logp for piece in pieces]),
+        )
 
     def sync(self) -> None:
         pass
 
 
 def make_sampler(policy: Policy, config: Config) -> Sampler:
-    """What `config.sampler` names."""
+    """What `config.sampler` names. vLLM looks after its memory itself."""
     if config.sampler == "vllm":
         from llm_trainer.vllm_rollout import VllmSampler
 
         return VllmSampler(policy, config)
-    return OwnSampler(policy)
+    return OwnSampler(policy, Room(config.prompts, "sampling", "prompts, group or max_new_tokens"))
 
 
 def check_sampler(config: Config) -> None:
@@ -229,3 +263,45 @@ def worker_seed(seed: int, rank: int) -> int:
         return seed
     digest = hashlib.sha256(f"{seed} {rank}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1  # below 2⁶³, as torch wants it
+
+
+# ------------------------------------------------------------------ questions and answers
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Responses to some questions, `group` to each: tensors, what they say, what it is worth."""
+
+    prompts: Prompts  # (prompts, prompt_time)
+    responses: Responses  # (batch, time)
+    texts: list[str]  # (batch,)
+    scores: list[Rewards]  # (batch,)
+
+
+def respond(
+    sampler: Sampler,
+    task: Task,
+    entries: list[dict],
+    *,
+    group: int,
+    max_new_tokens: int,
+    temperature: float,
+    generator: torch.Generator | None,
+) -> Answers:
+    """Ask, sample, read and score: what training and evaluation have in common."""
+    policy = sampler.policy
+    prompts = pad_prompts([policy.prompt(task.question(entry)) for entry in entries], policy)
+    responses = sampler.sample(
+        prompts,
+        group=group,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        generator=generator,
+    )
+    texts = [policy.text(row) for row in responses.tokens.tolist()]
+    ended = (responses.tokens == policy.end_id).any(1).tolist()
+    scores = [
+        task.score(text, entries[i // group], ended=end)
+        for i, (text, end) in enumerate(zip(texts, ended, strict=True))
+    ]
+    return Answers(prompts, responses, texts, scores)

@@ -16,20 +16,23 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from llm_trainer.batch import StepBatch, join
 from llm_trainer.checkpoint import (
     STATE,
     check_folder,
+    check_state,
     check_unseen,
     load_state,
+    locked,
     save_model,
     save_record,
     start_folder,
@@ -38,24 +41,28 @@ from llm_trainer.checkpoint import (
 from llm_trainer.config import Config, RunError, require
 from llm_trainer.console import Console, Sample, pick_samples
 from llm_trainer.devices import ONE, Devices, find_devices, like, with_launcher
-from llm_trainer.evaluate import evaluate
+from llm_trainer.evaluate import evaluate, room_for
 from llm_trainer.log import Log, Silent, check_tracker, make_tracker
-from llm_trainer.losses import loss_name
+from llm_trainer.loss_file import loss_name, try_loss
 from llm_trainer.models import load_policy
-from llm_trainer.oom import InRoom, Room
 from llm_trainer.record import Recorder
-from llm_trainer.rollout import Sampler, check_sampler, make_sampler, pad_prompts, worker_seed
+from llm_trainer.rollout import (
+    Answers,
+    Sampler,
+    check_sampler,
+    make_sampler,
+    respond,
+    worker_seed,
+)
+from llm_trainer.sharded import make_learner
 from llm_trainer.step import Learner, NonFiniteError
 from llm_trainer.task import Stream, Task, by_task, load_task
 from llm_trainer.tiny import warm_start
+from llm_trainer.verdict import no_signal, verdict
 from policy_gradients.diagnostics import sampled_entropy, zero_contrast_share
 from policy_gradients.filters import dapo_filter, overlong_penalty
 
-PARTS = ("correctness", "format", "length")  # of the reward, each with its weight reward_NAME
 NO_SIGNAL_LIMIT = 20  # steps in a row without anything to learn from
-MANY_CUT = 0.9  # share of answers without an end token, above which length is what is wrong
-TOO_LONG = "Nearly all answers are cut: raise max_new_tokens, or lower lr if they used to end"
-TOO_HARD = "Use easier words, a better starting model, a larger group or a higher temperature"
 
 
 class NoSignalError(RunError):
@@ -91,172 +98,225 @@ def train(
     kl_coef its KL is added. If it takes `tokens` or `length`, it gets the step's response tokens
     and the token limit.
 
-    Raises ConfigError (before anything is written), InvariantError, NonFiniteError, NoSignalError.
+    Raises ConfigError before anything is written, RunError (InvariantError, NonFiniteError and
+    NoSignalError are some) after that; KeyboardInterrupt for a second Ctrl-C.
     """
     config = with_launcher(config)
     check_tracker(config)
     check_sampler(config)
     devices = find_devices(config)
-    folder = check_folder(config, resume=resume, overwrite=overwrite)
-    name = loss_name(loss, config.algorithm)
-    code = getattr(loss, "sha256", None)  # of the file that --loss read it from
-    state = load_state(folder, name) if resume else None
-    wrote = len(state["generators"]) if state else devices.world
-    require(wrote == devices.world, f"--resume: this run has {wrote} processes; start as many")
-    task = load_task(config.task)
-    check_unseen(config.model, task)
-    quiet = quiet or not devices.first
-    start = devices.in_turn(lambda: starting_model(config, quiet=quiet))
-    policy = load_policy(config, start)
-    learner = Learner(policy, config, loss, devices)
-    room = Room(config.prompts, "sampling", "prompts, group or max_new_tokens")
-    sampler = InRoom(make_sampler(policy, config), room)
-    stream = task.stream(config.seed)
-    seed = worker_seed(config.seed, devices.rank)  # or all would write the same responses
-    generator = torch.Generator(policy.device).manual_seed(seed)
-    words = task.held_out[: config.eval_words]
+    with locked(config) if devices.first else nullcontext():
+        folder = check_folder(config, resume=resume, overwrite=overwrite)
+        name = loss_name(loss, config.algorithm)
+        state = load_state(folder, name, config.steps) if resume else None
+        run = Run(config, loss, devices, folder, quiet=quiet or not devices.first)
+        if resume:
+            run.restore(state)
+        # Everything that could be refused has been; from here on files change.
+        return run.go(overwrite=overwrite)
 
-    # Everything that could be refused has been; from here on files change.
-    about = f"{name} (sha256 {code})" if code else name
-    devices.everyone(None)  # none of them is still looking at what is there
-    if devices.first:
-        start_folder(folder, config, about, overwrite=overwrite)
-    done = {"step": 0, "idle": 0, "cpu_seconds": 0.0, "log_bytes": 0}  # what the loop counts
-    done["run_id"] = uuid.uuid4().hex  # by which a tracker knows the run again
-    if state:
+
+@dataclass
+class Progress:
+    """How far a run has come; part of its checkpoint."""
+
+    step: int = 0
+    idle: int = 0  # steps in a row whose rewards favour nothing
+    cpu_seconds: float = 0.0  # of all processes, also those before a --resume
+    log_bytes: int = 0
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)  # by which a tracker knows it
+
+
+class Run:
+    """What one process of a run works with. To make one writes nothing."""
+
+    def __init__(
+        self, config: Config, loss: Callable | None, devices: Devices, folder: Path, *, quiet: bool
+    ):
+        self.config, self.devices, self.folder = config, devices, folder
+        self.loss = loss_name(loss, config.algorithm)
+        self.loss_code = getattr(loss, "sha256", None)  # of the file that --loss read it from
+        self.task = load_task(config.task)
+        check_unseen(config.model, self.task)
+        self.start = devices.in_turn(lambda: starting_model(config, quiet=quiet))
+        policy = load_policy(config, self.start)
+        self.learner = make_learner(policy, config, loss, devices)
+        if loss:
+            try_loss(self.learner.loss.policy, self.loss, config, policy.device)
+        self.sampler = make_sampler(policy, config)
+        self.room = room_for(config.prompts * config.group)  # no more at once than a step samples
+        self.stream = self.task.stream(config.seed)
+        seed = worker_seed(config.seed, devices.rank)  # or all would write the same responses
+        self.generator = torch.Generator(policy.device).manual_seed(seed)
+        self.quiet, self.notes = quiet, []  # notes: what the console says first
+        self.done, self.cpu_before = Progress(), 0.0
+        if loss is None and config.doubt():
+            self.notes.append(f"warning: {config.doubt()}")
+
+    # ------------------------------------------------------------ from and to files
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Go on from a checkpoint, or from step 0 if there is none yet. Raises ConfigError."""
+        if state is None:
+            self.notes.append("no checkpoint yet: this run starts at step 0")
+            return
+        policy, wrote = self.learner.policy, len(state["generators"])
+        require(
+            wrote == self.devices.world,
+            f"--resume: this run has {wrote} processes; start as many",
+        )
+        check_state(state, policy.state(), self.learner.state())
         policy.load_state({n: like(state["model"][n], w) for n, w in policy.state().items()})
-        learner.load_state(state["learner"])
-        stream.position = state["position"]
-        generator.set_state(state["generators"][devices.rank])
-        done |= state["done"]
-    log = (Log if devices.first else Silent)(folder, size=done["log_bytes"])
-    title = f"{name if loss else config.algorithm} on {config.model}"
-    console = Console(title, config.steps, log.history, quiet=quiet)
-    if resume and state is None:
-        console.say("no checkpoint yet: this run starts at step 0")
-    if state and state.get("loss_sha256") != code:
-        console.say(f"warning: the file of {name} has changed since this run's last checkpoint")
-    cpu_offset = done["cpu_seconds"] - cpu_seconds(devices)
+        self.learner.load_state(state["learner"])
+        self.stream.position = state["position"]
+        self.generator.set_state(state["generators"][self.devices.rank])
+        self.done = Progress(**state["done"])
+        if state.get("loss_sha256") != self.loss_code:
+            self.notes.append(
+                f"warning: the file of {self.loss} has changed since this run's last checkpoint"
+            )
 
-    def held_out() -> dict[str, float]:
-        rows = config.prompts * config.group  # no more at once than a step samples
-        with devices.whole(learner.roots):
+    def save(self) -> None:
+        """Everything that `restore` needs."""
+        self.done.cpu_seconds, self.done.log_bytes = self.cpu_seconds(), self.log.sync()
+        everyone, together = self.devices.everyone, self.devices.together
+        values = {
+            "loss": self.loss,
+            "loss_sha256": self.loss_code,
+            "model": together(self.learner.policy.state()),
+            "learner": together(self.learner.state()),
+            "position": self.stream.position,
+            "generators": [x.cpu() for x in everyone(self.generator.get_state())],
+            "done": asdict(self.done),
+        }
+        if self.devices.first:
+            write_atomically(self.folder / STATE, lambda path: torch.save(values, path))
+
+    def save_finished(self) -> None:
+        """The model as ordinary files, by the first process; split weights are put together."""
+        policy = self.learner.policy
+        if self.devices.shard:
+            state = self.devices.together(policy.state())
+            if self.devices.first:
+                policy = load_policy(self.config, self.start)
+                policy.load_state(state)
+        if self.devices.first:
+            save_model(policy, self.folder)
+
+    def open(self, *, overwrite: bool) -> None:
+        """The folder, its log and the console."""
+        self.devices.everyone(None)  # none of them is still looking at what is there
+        if self.devices.first:
+            code = f" (sha256 {self.loss_code})" if self.loss_code else ""
+            start_folder(self.folder, self.config, self.loss + code, overwrite=overwrite)
+        self.log = (Log if self.devices.first else Silent)(self.folder, size=self.done.log_bytes)
+        name = self.loss if self.learner.own_loss else self.config.algorithm
+        title = f"{name} on {self.config.model}"
+        self.console = Console(title, self.config.steps, self.log.history, quiet=self.quiet)
+        for note in self.notes:
+            self.console.say(note)
+        self.cpu_before = self.done.cpu_seconds - self.cpu_seconds()
+
+    # ------------------------------------------------------------ the loop
+
+    def go(self, *, overwrite: bool) -> Result:
+        """Train from where the run stands to its end, to Ctrl-C, or to what stops it."""
+        self.open(overwrite=overwrite)
+        try:
+            if self.devices.first:
+                run_id, lines = self.done.run_id, len(self.log.history)
+                self.log.tracker = make_tracker(self.config, run_id, lines)
+            if not self.log.history:
+                self.note({"step": 0, **self.evaluate()})
+                self.save()
+            with stop_requested(patient=self.devices.world > 1) as stop:
+                while not self.finished and not self.devices.any(stop.is_set()):
+                    self.step()
+            self.save()
+            self.finish()
+        except NonFiniteError as error:
+            raise NonFiniteError(
+                f"step {self.done.step + 1}: {error}. This update was not made; the last good "
+                f"state is in {self.folder / STATE}"
+            ) from None
+        finally:
+            self.log.close()
+        return Result(self.folder, self.log.history, self.finished)
+
+    @property
+    def finished(self) -> bool:
+        return self.done.step >= self.config.steps
+
+    def step(self) -> None:
+        """Sample, learn, evaluate and save if it is time to, log."""
+        config, learner, started = self.config, self.learner, time.monotonic()
+        step = self.done.step + 1
+        recorder = Recorder(learner, step, self.loss) if step in config.record_steps else None
+        self.sampler.sync()
+        batch, metrics, samples = collect(
+            self.sampler, self.task, self.stream, learner, self.generator, recorder
+        )
+        updated = learn(learner, batch, recorder)
+        if recorder and self.devices.first:
+            save_record(recorder.record(), self.folder)
+        metrics = {"step": step, **metrics, **(updated or {"groups/trained": 0})}
+        self.check_signal(batch, metrics)
+        seconds = time.monotonic() - started
+        if step % config.eval_every == 0 or step == config.steps:
+            metrics |= self.evaluate()
+        metrics |= {
+            "time/step_seconds": seconds,
+            "time/tokens_per_second": metrics["tokens"] / seconds,
+            "time/cpu_seconds": self.cpu_seconds(),
+        }
+        self.note(metrics, samples)
+        self.done.step = step
+        if step % config.save_every == 0:
+            self.save()
+
+    def check_signal(self, batch: StepBatch | None, metrics: dict[str, Any]) -> None:
+        """A few steps without contrast are normal near the end; many at low accuracy are not."""
+        favours = batch is not None and self.learner.has_contrast(batch)
+        self.done.idle = 0 if favours else self.done.idle + 1
+        if self.done.idle >= NO_SIGNAL_LIMIT and metrics["reward/exact"] < 0.5:
+            raise NoSignalError(no_signal(self.done.idle, metrics, self.config))
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy on held-out items, of each task too if there are several."""
+        with self.learner.whole():
             result = evaluate(
-                policy,
-                task,
-                words,
-                max_new_tokens=config.max_new_tokens,
-                batch=rows,
-                devices=devices,
+                self.learner.policy,
+                self.task,
+                self.task.held_out[: self.config.eval_words],
+                max_new_tokens=self.config.max_new_tokens,
+                room=self.room,
+                devices=self.devices,
             )
         parts = {f"eval/exact/{name}": exact for name, exact in result.by_task.items()}
         total = {"eval/exact": result.exact, "eval/correctness": result.correctness}
         return total | (parts if len(parts) > 1 else {})
 
-    def save() -> None:
-        done["cpu_seconds"], done["log_bytes"] = cpu_offset + cpu_seconds(devices), log.sync()
-        values = {
-            "loss": name,
-            "loss_sha256": code,
-            "model": devices.together(policy.state()),
-            "learner": devices.together(learner.state()),
-            "position": stream.position,
-            "generators": [x.cpu() for x in devices.everyone(generator.get_state())],
-            "done": done,
-        }
-        if devices.first:
-            write_atomically(folder / STATE, lambda path: torch.save(values, path))
+    def note(self, metrics: dict[str, Any], samples: Sequence[Sample] = ()) -> None:
+        """Into the log and onto the console."""
+        self.log.write(metrics)
+        self.console.step(metrics, samples)
 
-    try:
-        if devices.first:
-            log.tracker = make_tracker(config, done["run_id"], len(log.history))
-        if not log.history:
-            log.write({"step": 0, **held_out()})
-            console.step(log.history[-1])
-            save()
-        with stop_requested(patient=devices.world > 1) as stop:
-            while done["step"] < config.steps and not devices.any(stop.is_set()):
-                started = time.monotonic()
-                step = done["step"] + 1
-                recorder = Recorder(learner, step, name) if step in config.record_steps else None
-                sampler.sync()
-                batch, metrics, samples = collect(
-                    sampler, task, stream, learner, generator, recorder
-                )
-                updated = learn(learner, batch, recorder)
-                if recorder and devices.first:
-                    save_record(recorder.record(), folder)
-                metrics = {"step": step, **metrics, **(updated or {"groups/trained": 0})}
-                favours = batch is not None and learner.has_contrast(batch)
-                done["idle"] = 0 if favours else done["idle"] + 1
-                check_signal(done["idle"], metrics)
-                seconds = time.monotonic() - started
-                if step % config.eval_every == 0 or step == config.steps:
-                    metrics |= held_out()
-                metrics |= {
-                    "time/step_seconds": seconds,
-                    "time/tokens_per_second": metrics["tokens"] / seconds,
-                    "time/cpu_seconds": cpu_offset + cpu_seconds(devices),
-                }
-                log.write(metrics)
-                console.step(metrics, samples)
-                done["step"] = step
-                if step % config.save_every == 0:
-                    save()
-        save()
-        finished = done["step"] >= config.steps
-        if finished:
-            save_finished(learner, start, folder)
-            console.say(verdict(log.history))
-            console.say(f"model, tokenizer, log and checkpoint are in {folder}")
+    def finish(self) -> None:
+        """The model, if this is the end; what has become of it; leave the other processes."""
+        if self.finished:
+            self.save_finished()
+            self.console.say(verdict(self.log.history, self.config))
+            self.console.say(f"model, tokenizer, log and checkpoint are in {self.folder}")
         else:
-            console.say(f"stopped after step {done['step']}; go on with --resume")
-        devices.end()
-    except NonFiniteError as error:
-        raise NonFiniteError(
-            f"step {done['step'] + 1}: {error}. This update was not made; the last good state is "
-            f"in {folder / STATE}"
-        ) from None
-    finally:
-        log.close()
-    return Result(folder, log.history, finished)
+            self.console.say(f"stopped after step {self.done.step}; go on with --resume")
+        self.devices.end()
+
+    def cpu_seconds(self) -> float:
+        """Of all processes together, also of those that this run goes on from."""
+        return self.cpu_before + sum(self.devices.everyone(time.process_time()))
 
 
-def cpu_seconds(devices: Devices) -> float:
-    """Of all processes of the run together."""
-    return sum(devices.everyone(time.process_time()))
-
-
-def save_finished(learner: Learner, start: Path | str, folder: Path) -> None:
-    """The model as ordinary files, by the first process; split weights are put together first."""
-    policy = learner.policy
-    if learner.roots:
-        state = learner.devices.together(policy.state())
-        if learner.devices.first:
-            policy = load_policy(learner.config, start)
-            policy.load_state(state)
-    if learner.devices.first:
-        save_model(policy, folder)
-
-
-def check_signal(idle: int, metrics: dict[str, Any]) -> None:
-    """A few steps without contrast are normal near the end; many at low accuracy are not."""
-    if idle >= NO_SIGNAL_LIMIT and metrics["reward/exact"] < 0.5:
-        many_cut = metrics["length/truncated"] > MANY_CUT
-        raise NoSignalError(
-            f"step {metrics['step']}: no group of the last {idle} steps can teach anything; their "
-            f"rewards are all alike (mean {metrics['reward/mean']:.3g}). "
-            + (TOO_LONG if many_cut else TOO_HARD)
-        )
-
-
-def verdict(history: list[dict[str, Any]]) -> str:
-    """What a finished run should not hide: it got worse, or its answers no longer end."""
-    first, *_, last = [line["eval/exact"] for line in history if "eval/exact" in line] * 2
-    text = f"held-out exact went from {first:.1%} to {last:.1%}"
-    if history[-1].get("length/truncated", 0.0) > MANY_CUT:
-        return f"warning: {text}. {TOO_LONG}"
-    return f"warning: {text}. Try a smaller lr" if last < first else text
+# ------------------------------------------------------------------ one step
 
 
 def collect(
@@ -275,10 +335,10 @@ def collect(
     config, kept, metrics = learner.config, [], []
     rounds = config.resample_limit if learner.row.dynamic_sampling else 1
     while len(metrics) < rounds and sum(len(b.rewards) for b in kept) < config.prompts:
-        words = stream.take(config.prompts)
-        with learner.devices.whole(learner.roots):
+        items = stream.take(config.prompts)
+        with learner.whole():
             batch, numbers, samples = sample_and_score(
-                sampler, task, words, config, generator, learner.devices
+                sampler, task, items, config, generator, learner.devices
             )
         metrics.append(numbers)
         if learner.row.dynamic_sampling:
@@ -302,73 +362,79 @@ def collect(
 def sample_and_score(
     sampler: Sampler,
     task: Task,
-    words: list,
+    items: list,
     config: Config,
     generator: torch.Generator,
     devices: Devices = ONE,
 ) -> tuple[StepBatch, dict[str, float], list[Sample]]:
-    """`group` responses to each word's prompt, scored; what they say as numbers; a few.
+    """`group` responses to each item, scored; what they say as numbers; a few.
 
-    Each process writes those to its share of the words, and all get the whole batch.
+    Each process writes those to its share of the items, and all get the whole batch.
     """
-    policy, everything = sampler.policy, [task.entry(word) for word in words]
-    entries = devices.share(everything)
-    prompts = pad_prompts([policy.prompt(task.question(e)) for e in entries], policy)
-    responses = sampler.sample(
-        prompts,
+    policy, entries = sampler.policy, [task.entry(item) for item in items]
+    own = devices.share(entries)
+    answers = respond(
+        sampler,
+        task,
+        own,
         group=config.group,
         max_new_tokens=config.max_new_tokens,
         temperature=config.temperature,
         generator=generator,
     )
-    texts = [policy.text(row) for row in responses.tokens.tolist()]
-    ended = (responses.tokens == policy.end_id).any(1)
-    parts = [
-        task.score(
-            text, entries[i // config.group], ended=end, tokens=length, limit=config.max_new_tokens
-        )
-        for i, (text, end, length) in enumerate(
-            zip(texts, ended.tolist(), responses.mask.sum(1).tolist(), strict=True)
-        )
-    ]
+    part = rewarded(answers, config)
+    samples = pick_samples([task.label(e) for e in own], answers.texts, part.rewards.tolist())
+    batch = join(devices.everyone(part), policy.pad_id)
+    metrics = describe(batch, policy.end_id)
+    if len(task.tasks) > 1:
+        right = by_task(entries, batch.correct.mean(1).tolist())
+        metrics |= {f"reward/exact/{name}": share for name, share in right.items()}
+    return batch, metrics, samples
 
-    def grouped(values: list[float]) -> torch.Tensor:  # (prompts, group)
-        return torch.tensor(values, device=policy.device).view(len(entries), config.group)
 
-    exact = grouped([p.exact for p in parts])
-    parts = {name: grouped([getattr(p, name) for p in parts]) for name in PARTS}
-    rewards = sum(getattr(config, f"reward_{name}") * parts[name] for name in PARTS)
+def rewarded(answers: Answers, config: Config) -> StepBatch:
+    """The answers with their rewards: the weighted sum of the parts, and DAPO's penalty."""
+    responses, lengths = answers.responses, answers.responses.mask.sum(1)  # (batch,)
+
+    def grouped(values: list[float]) -> Tensor:  # (prompts, group)
+        return torch.tensor(values, device=lengths.device).view(-1, config.group)
+
+    parts = {
+        "correctness": grouped([score.correctness for score in answers.scores]),
+        "format": grouped([score.format for score in answers.scores]),
+        "length": grouped([1 - n / config.max_new_tokens for n in lengths.tolist()]),
+    }
+    rewards = sum(getattr(config, f"reward_{name}") * part for name, part in parts.items())
     if config.overlong == "penalty":
-        lengths = responses.mask.sum(1).view_as(rewards)
         parts["overlong"] = overlong_penalty(
-            lengths, max_length=config.max_new_tokens, cache=config.overlong_cache
+            lengths.view_as(rewards),
+            max_length=config.max_new_tokens,
+            cache=config.overlong_cache,
         )
         rewards = rewards + parts["overlong"]
-    samples = pick_samples([task.label(e) for e in entries], texts, rewards.tolist())
-    own = StepBatch(
-        prompts=prompts,
+    return StepBatch(
+        prompts=answers.prompts,
         rewards=rewards,
-        correct=exact,
+        correct=grouped([score.exact for score in answers.scores]),
         tokens=responses.tokens,
         mask=responses.mask,
         logp_sampler=responses.logp,
         parts=parts,
     )
-    batch = join(devices.everyone(own), policy.pad_id)
-    metrics = {
+
+
+def describe(batch: StepBatch, end_id: int) -> dict[str, float]:
+    """Numbers of everything that was sampled."""
+    return {
         "reward/mean": batch.rewards.mean().item(),
         **{f"reward/{name}": part.mean().item() for name, part in batch.parts.items()},
         "reward/exact": batch.correct.mean().item(),
         "groups/contrast": 1 - zero_contrast_share(batch.rewards),
         "entropy": sampled_entropy(batch.logp_sampler, batch.mask),
         "length/mean": batch.mask.sum(1).float().mean().item(),
-        "length/truncated": 1 - (batch.tokens == policy.end_id).any(1).float().mean().item(),
+        "length/truncated": 1 - (batch.tokens == end_id).any(1).float().mean().item(),
         "tokens": int(batch.mask.sum()),
     }
-    if len(task.tasks) > 1:
-        right = by_task(everything, batch.correct.mean(1).tolist())
-        metrics |= {f"reward/exact/{name}": share for name, share in right.items()}
-    return batch, metrics, samples
 
 
 def learn(

@@ -13,9 +13,9 @@ import os
 
 import torch
 
+from llm_trainer.batch import Prompts, Responses
 from llm_trainer.config import Config, RunError
 from llm_trainer.models import Policy
-from llm_trainer.rollout import Prompts, Responses
 
 GPU_SHARE = 0.3
 LONGEST_PROMPT = 1024  # tokens; vLLM refuses longer ones by name
@@ -29,7 +29,7 @@ class VllmSampler:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         import vllm
 
-        self.policy, self.settings = policy, vllm.SamplingParams
+        self.policy, self.params = policy, vllm.SamplingParams
         room = policy.model.config.max_position_embeddings
         self.engine = vllm.LLM(
             model=policy.model.name_or_path,
@@ -58,7 +58,7 @@ class VllmSampler:
         outputs = self.engine.generate(
             [{"prompt_token_ids": row[len(row) - length :]} for row, length in rows],
             [
-                self.settings(
+                self.params(
                     n=group,
                     temperature=temperature,
                     top_p=1.0,
@@ -76,9 +76,12 @@ class VllmSampler:
             ],
             use_tqdm=False,
         )
-        written = [response for output in outputs for response in output.outputs]
+        return self.read([response for output in outputs for response in output.outputs])
+
+    def read(self, written: list) -> Responses:
+        """vLLM's responses, (batch,), as tensors on the policy's device."""
         time = max(len(response.token_ids) for response in written)
-        tokens = torch.full((count * group, time), self.policy.pad_id)
+        tokens = torch.full((len(written), time), self.policy.pad_id)
         logp, mask = torch.zeros(tokens.shape), torch.zeros(tokens.shape, dtype=torch.bool)
         for row, response in enumerate(written):
             ids = list(response.token_ids)

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from llm_trainer.config import RunError
+from llm_trainer.evaluate import evaluate, room_for
 from llm_trainer.models import Policy
-from llm_trainer.oom import InRoom, Room, is_out_of_memory
+from llm_trainer.oom import Room, is_out_of_memory
 from llm_trainer.rollout import OwnSampler, pad_prompts
 from llm_trainer.step import Learner
 from llm_trainer.train import sample_and_score, train
@@ -37,7 +38,7 @@ def test_both_kinds_of_error_are_known_and_no_other():
     assert not is_out_of_memory(RuntimeError("size mismatch"))
     assert not is_out_of_memory(OSError("Cannot allocate memory"))
     with pytest.raises(RuntimeError, match="inconsistent tensor size"):
-        Room(8, "x", "y").run(lambda size: torch.ones(2) @ torch.ones(3))
+        Room(8, "x", "y").run(lambda size: torch.ones(2) @ torch.ones(3), 8)
 
 
 def test_the_cpus_own_error_is_known():
@@ -59,7 +60,7 @@ def test_the_failed_attempts_tensors_are_gone_before_the_second_begins():
         return size
 
     with pytest.warns(UserWarning, match="training: 2 prompts at once from here on"):
-        assert Room(4, "training", "z").run(work) == 2
+        assert Room(4, "training", "z").run(work, 9) == 2
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -73,7 +74,22 @@ def test_a_second_failure_is_named_with_what_to_lower(size):
         halves,
         pytest.raises(RunError, match=rf"even with {max(1, size // 2)} prompts.*Lower group"),
     ):
-        room.run(work)
+        room.run(work, size)
+
+
+def test_what_is_halved_is_what_was_tried():
+    """Three groups of the 16 that there is room for: 8 at once would be all three again."""
+    tried = []
+
+    def work(size):
+        tried.append(size)
+        if size > 1:
+            raise GPU
+        return size
+
+    with pytest.warns(UserWarning, match="training: 1 prompts at once"):
+        assert Room(16, "training", "z").run(work, 3) == 1
+    assert tried == [16, 1]
 
 
 def batch_of(learner, config, spelling):
@@ -88,14 +104,14 @@ def test_the_retried_update_has_the_same_gradient(
 ):
     config = make_config(kl_coef=0.01)
     learner = Learner(policy, config)
-    batch = learner.prepare(batch_of(learner, config, spelling))
+    batch = learner.taught(learner.measure(batch_of(learner, config, spelling)))
     learner.gradients(batch, 4)
     whole = [w.grad.clone() for w in policy.trainable()]
 
     rows = []
     monkeypatch.setattr(Policy, "hidden", when_above(Policy.hidden, 8, rows, error))
     with pytest.warns(UserWarning, match="2 prompts at once"):
-        learner.room.run(lambda size: learner.gradients(batch, size))
+        learner.room.run(lambda size: learner.gradients(batch, size), 4)
     assert max(rows) > 8  # what failed: 16 responses, less those that say the same
     for one, two in zip(whole, policy.trainable(), strict=True):
         assert torch.allclose(one, two.grad, rtol=1e-4, atol=1e-6)
@@ -143,16 +159,50 @@ def test_sampling_halves_its_prompts(policy, monkeypatch):
 
     whole = draw(OwnSampler(policy))
     room = Room(3, "sampling", "group")
-    same = draw(InRoom(OwnSampler(policy), room))
+    same = draw(OwnSampler(policy, room))
     assert torch.equal(whole.tokens, same.tokens)  # where there is room nothing changes
     assert torch.equal(whole.logp, same.logp)
 
     rows = []
     monkeypatch.setattr(Policy, "forward", when_above(Policy.forward, 4, rows))
     with pytest.warns(UserWarning, match="sampling: 1 prompts at once"):
-        halved = draw(InRoom(OwnSampler(policy), room))
+        halved = draw(OwnSampler(policy, room))
     assert halved.tokens.shape[0] == halved.mask.shape[0] == 12
     assert halved.tokens.shape == halved.logp.shape
     assert (halved.tokens[~halved.mask.bool()] == policy.pad_id).all()
     assert (halved.logp[~halved.mask.bool()] == 0).all()
     assert halved.mask.bool().any(1).all()
+
+
+def test_evaluation_halves_its_prompts_and_says_the_same(policy, spelling, monkeypatch):
+    words = spelling.held_out[:30]
+    whole = evaluate(policy, spelling, words, max_new_tokens=12)
+    rows = []
+    monkeypatch.setattr(Policy, "forward", when_above(Policy.forward, 8, rows))
+    room = room_for(16)
+    with pytest.warns(UserWarning, match="evaluating: 8 prompts at once"):
+        halved = evaluate(policy, spelling, words, max_new_tokens=12, room=room)
+    assert halved == whole
+    assert sum(n > 8 for n in rows) == 1
+    assert room.size == 8
+
+
+def test_a_run_without_room_for_its_first_evaluation_goes_on(make_config, monkeypatch):
+    """17 words, 16 at once, and again after the last step: that is not tried with 16 again."""
+    monkeypatch.setattr(Policy, "forward", when_above(Policy.forward, 8, []))
+    with pytest.warns(UserWarning, match="evaluating: 8 prompts at once") as warned:
+        assert train(make_config(eval_words=17, micro_batch=2), quiet=True).finished
+    assert sum("evaluating" in str(w.message) for w in warned) == 1
+
+
+def test_no_room_at_all_for_the_first_evaluation_does_not_promise_a_checkpoint(
+    make_config, monkeypatch
+):
+    monkeypatch.setattr(Policy, "forward", when_above(Policy.forward, 1, []))
+    monkeypatch.setattr("llm_trainer.models.check_network", lambda *_: None)
+    with (
+        pytest.warns(UserWarning, match="out of memory"),
+        pytest.raises(RunError, match=r"while evaluating, even with 4 prompts.*Lower max_new") as e,
+    ):
+        train(make_config(), quiet=True)
+    assert "checkpoint" not in str(e.value)

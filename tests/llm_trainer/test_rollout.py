@@ -167,7 +167,7 @@ def test_an_answer_without_its_end_token_is_not_exact(policy, spelling, monkeypa
         responses = Responses(
             torch.tensor([row]), torch.ones(1, len(row)), torch.zeros(1, len(row))
         )
-        monkeypatch.setattr(evaluate_module, "sample", lambda *a, r=responses, **k: r)
+        monkeypatch.setattr(rollout_module, "sample", lambda *a, r=responses, **k: r)
         found = evaluate_module.evaluate(policy, spelling, ["sun"], max_new_tokens=len(row))
         assert (found.exact, found.correctness) == (exact, 1.0)
 

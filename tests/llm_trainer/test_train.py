@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -17,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from llm_trainer import train as train_module
 from llm_trainer.config import CONFIGS, ConfigError, RunError, load, with_values
 from llm_trainer.step import NonFiniteError
-from llm_trainer.train import NoSignalError, train, verdict
+from llm_trainer.train import NoSignalError, train
+from llm_trainer.verdict import no_signal, verdict
 from policy_gradients.algorithms import grpo_loss
 
 
@@ -328,21 +330,48 @@ def test_a_step_without_contrast_is_logged_and_skipped(make_config):
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
 def test_endless_steps_without_contrast_end_in_a_clear_error(make_config, monkeypatch, algorithm):
     monkeypatch.setattr(train_module, "NO_SIGNAL_LIMIT", 3)
-    config = make_config(
-        algorithm=algorithm, steps=50, reward_correctness=0.0, max_new_tokens=2, resample_limit=2
-    )
+    config = make_config(algorithm=algorithm, steps=50, reward_correctness=0.0, max_new_tokens=2)
     with pytest.raises(NoSignalError, match="step 3: no group of the last 3 steps can teach"):
         train(config, quiet=True)
 
 
-def test_a_run_that_got_worse_says_so():
-    def lines(first, last, cut):
-        return [{"eval/exact": first}, {"eval/exact": last, "length/truncated": cut}]
+def test_a_run_that_got_worse_says_so(make_config):
+    def said(first, last, cut=0.0):
+        lines = [{"eval/exact": first}, {"eval/exact": last, "length/truncated": cut}]
+        return verdict(lines, make_config())
 
-    assert verdict(lines(0.4, 0.9, 0.0)) == "held-out exact went from 40.0% to 90.0%"
-    assert verdict(lines(0.4, 0.3, 0.0)).endswith("40.0% to 30.0%. Try a smaller lr")
-    assert "Nearly all answers are cut" in verdict(lines(0.4, 0.5, 0.95))
-    assert verdict([{"eval/exact": 0.4}])  # no steps at all
+    assert said(0.4, 0.9) == "held-out exact went from 40.0% to 90.0%"
+    assert said(0.4, 0.3).endswith("40.0% to 30.0%. Try a smaller lr")
+    assert "Nearly all answers are cut: raise max_new_tokens" in said(0.4, 0.5, 0.95)
+    assert verdict([{"eval/exact": 0.4}], make_config())  # no steps at all
+
+
+LAST = {  # a step of a run in which nothing is wrong but the answers
+    "step": 80, "reward/mean": 0.3, "reward/correctness": 0.2, "reward/format": 1.0,
+    "reward/length": 0.25, "length/mean": 9.0, "length/truncated": 0.0, "entropy": 0.3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "numbers", "says"),
+    [
+        ({}, {}, "Use easier words"),
+        # what runs of 80 and 100 steps with these weights ended with
+        ({"reward_length": 5.0}, {"reward/length": 0.917, "length/mean": 1.0, "entropy": 0.0},
+         "Brevity pays 4.58, and all else about a right answer 1.1 at most.*Lower reward_length"),
+        ({"reward_format": 0.0}, {"length/truncated": 0.984}, "set it to 0.1"),
+        ({}, {"length/truncated": 0.984}, "answers are cut: raise max_new_tokens"),
+        ({"reward_length": 1.0}, {"reward/length": 0.917}, "Use easier words"),
+        ({"reward_correctness": 0.0}, {}, "pays nothing for right answers"),
+        ({}, {"reward/format": 0.0}, "let task.instruction ask for it"),
+        ({}, {"entropy": 0.001}, "all the same"),
+    ],
+)  # fmt: skip
+def test_a_run_without_signal_is_told_which_part_of_the_reward_is_flat(
+    make_config, fields, numbers, says
+):
+    text = no_signal(20, {**LAST, **numbers}, make_config(**fields))
+    assert re.search(f"step 80: no group of the last 20 steps can teach anything.*{says}", text)
 
 
 def test_dynamic_sampling_replaces_groups_and_stops_at_its_limit(make_config):
