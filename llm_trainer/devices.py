@@ -9,10 +9,7 @@ a mean over a part. Only passes of the network are shared out again, by whole pr
 results put together: log-probabilities and values of `Learner.frozen`, and gradients, which are
 *summed*, because every loss already divides by the counts of the whole step.
 
-With `shard` the weights, their gradients and the optimiser's moments are split over the processes
-(torch's `fully_shard`, FSDP2), and each layer is put together for the moment it is needed. Then
-every pass with gradient involves everyone, so all make equally many. To sample and to score without
-gradient the weights are put together for as long as that takes, and each process goes its own way.
+With `shard` the weights, too, are split over the processes: `sharded.py`.
 
 What stops a run is decided from gathered numbers, so by all alike: an invariant, a number that is
 not finite, no signal, Ctrl-C. What fails on one process alone (memory, a full disk) ends it, and
@@ -33,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from llm_trainer.config import Config, RunError, require, with_values
-from llm_trainer.models import Policy, pick_device
+from llm_trainer.models import pick_device
 
 T = TypeVar("T")
 BUCKET = 64 * 2**20  # bytes of gradients that travel at once
@@ -107,59 +104,6 @@ class Devices:
             pieces = flat.split([gradient.numel() for gradient in bucket])
             for gradient, piece in zip(bucket, pieces, strict=True):
                 gradient.copy_(piece.view_as(gradient))
-
-    # ------------------------------------------------------------ split weights
-
-    def split(self, policy: Policy) -> nn.Module:
-        """Split a policy's weights over the processes, in place; the module to call for gradients.
-
-        It takes what `scoring.score` takes after the policy, and returns the fields of `Scores`.
-        Each layer is put together by itself, embeddings, last norm and head together.
-
-        Raises ConfigError for a head that does more than multiply.
-        """
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        from llm_trainer.rollout import pad_prompts
-        from llm_trainer.scoring import ScoringModel
-
-        # Asked here, while the network is still whole; any other head runs it once for each chunk,
-        # of which processes have unequally many.
-        require(
-            policy.head_is_plain,
-            f"shard = true: the head of {type(policy.model).__name__} does more than multiply (it "
-            "caps or scales its logits), which is not supported for split weights; set it to false",
-        )
-        mesh = init_device_mesh(self.device, (self.world,))
-        root = ScoringModel(policy)
-        for module in list(policy.model.modules()):
-            if type(module).__name__ in (policy.model._no_split_modules or ()):
-                fully_shard(module, mesh=mesh)
-        fully_shard(root, mesh=mesh)
-        prompts = pad_prompts([[policy.end_id]], policy)
-        settings = {"group": 1, "temperature": 1.0, "shared": False, "chunk": 1}
-        with torch.no_grad():  # the first pass tells FSDP which module is the outermost
-            root(prompts, prompts.tokens, prompts.tokens == policy.end_id, **settings)
-        root.reshard()  # or its own weights would stay whole, and the optimiser would take those
-        return root
-
-    @contextmanager
-    def whole(self, roots: list[nn.Module]) -> Iterator[None]:
-        """Within the block these split networks are put together: passes need nobody else.
-
-        Without gradient only. All processes enter and leave together.
-        """
-        parts = [(root, m) for root in roots for m in root.modules() if hasattr(m, "unshard")]
-        for _, module in parts:
-            module.set_reshard_after_forward(False, recurse=False)
-            module.unshard()
-        try:
-            yield
-        finally:
-            for root, module in parts:
-                module.reshard()
-                module.set_reshard_after_forward(module is not root, recurse=False)
 
     def together(self, state: Any) -> Any:
         """A state, its split tensors put together on the first process's CPU and None elsewhere."""

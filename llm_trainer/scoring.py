@@ -7,15 +7,15 @@ out (padding and prompts never reach the head), and the head runs on `chunk` of 
 one chunk of logits is alive; backward computes each chunk again. What a prompt was answered several
 times over is scored once.
 
-All weights are used between the entry and the exit of `score`. A wrapper that gathers weights or
-synchronises gradients around one forward call (DDP, FSDP) wraps `ScoringModel`.
+All weights are used between the entry and the exit of `score`, so that a wrapper around one forward
+call (FSDP, in `sharded.py`) can gather them there.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from llm_trainer.models import Policy
@@ -24,8 +24,7 @@ from policy_gradients.logprobs import entropy as entropy_of
 from policy_gradients.logprobs import token_log_probs
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(NamedTuple):
     """What a policy says of given responses."""
 
     logp: Tensor  # (batch, time) nats, at the sampling temperature; 0 on padding
@@ -93,23 +92,6 @@ def distinct(
     found, back = torch.unique(said, dim=0, return_inverse=True)
     kept = row.new_zeros(len(found)).scatter(0, back, row)
     return kept, back, torch.bincount(found[:, 0], minlength=len(prompts.tokens))
-
-
-class ScoringModel(nn.Module):
-    """`score` as the forward of one module, for wrappers that act around a forward call.
-
-    Returns the fields of `Scores` as a tuple, in which those wrappers look for tensors. Under FSDP
-    only for a plain head: any other runs the network once a chunk, and devices with fewer chunks
-    would wait for ever.
-    """
-
-    def __init__(self, policy: Policy):
-        super().__init__()
-        self.policy, self.model = policy, policy.model
-
-    def forward(self, *args, **kwargs) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        scores = score(self.policy, *args, **kwargs)
-        return scores.logp, scores.entropy, scores.states
 
 
 def response_states(

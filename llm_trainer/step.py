@@ -10,6 +10,7 @@ Lecture 12 walks through it; the ratio is [RC-3], the mask [MAP-5], the sum over
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from llm_trainer.batch import StepBatch
 from llm_trainer.config import Config, RunError
 from llm_trainer.credit import PAYERS, WEIGHTS, compare, criticise
 from llm_trainer.critic import explained_variance, make_critic
-from llm_trainer.devices import ONE, Devices, is_split, like
+from llm_trainer.devices import ONE, Devices
 from llm_trainer.invariants import (
     BOUNDS,
     NO_SIGNAL,
@@ -47,7 +48,10 @@ class NonFiniteError(RunError):
 
 
 class Learner:
-    """A policy with its optimiser, its loss, and the reference and critic that its row needs."""
+    """A policy with its optimiser, its loss, and the reference and critic that its row needs.
+
+    `sharded.py` has one whose weights are split over several processes.
+    """
 
     def __init__(
         self,
@@ -57,33 +61,32 @@ class Learner:
         devices: Devices = ONE,
     ):
         self.policy, self.config, self.devices = policy, config, devices
-        self.row = config.row()
-        self.loss, self.own_loss = Loss(self.row, loss, entropy_coef=config.entropy_coef), loss
+        self.row, self.own_loss = config.row(), loss
+        self.loss = Loss(self.row, loss, entropy_coef=config.entropy_coef)
         self.reference = policy.reference() if self.row.needs_reference else None
         own_body = config.critic == "model"
         self.critic = make_critic(policy, own_body=own_body) if self.row.needs_critic else None
-        self.roots: list[torch.nn.Module] = []  # of networks split over the processes, ours first
-        if devices.shard:  # a reference that is the same network without adapters is split with it
-            copied = self.reference is not None and self.reference.model is not policy.model
-            self.roots = [devices.split(p) for p in (policy, self.reference)[: 1 + copied]]
-        groups = [{"params": policy.trainable(), "lr": config.lr}]
-        if self.critic:
-            groups.append({"params": self.critic.weights(), "lr": config.critic_lr})
-        self.optimizer = torch.optim.AdamW(
-            groups,
-            betas=(0.9, 0.99),
-            weight_decay=config.weight_decay,
-            # on a GPU the default needs another copy of all weights while it steps
-            fused=policy.device.type == "cuda",
-        )
+        self.optimizer = self.make_optimizer()
         self.bounds = dict(BOUNDS[policy.dtype])
         if config.sampler == "vllm":  # other kernels round otherwise
             self.bounds["agreement"] = BOUNDS[torch.bfloat16]["agreement"]
         advice = "group, max_new_tokens or logprob_chunk; or set gradient_checkpointing, lora_rank"
-        self.room = Room(config.micro_batch, "training", advice, retry=not devices.shard)
+        self.room = Room(config.micro_batch, "training", advice)
         self.updates = 0  # optimiser updates so far
         self.shuffle = torch.Generator().manual_seed(config.seed)  # of prompts into minibatches
         self.keep_sampler_logp = not config.recomputes_old
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        groups = [{"params": self.policy.trainable(), "lr": self.config.lr}]
+        if self.critic:
+            groups.append({"params": self.critic.weights(), "lr": self.config.critic_lr})
+        return torch.optim.AdamW(
+            groups,
+            betas=(0.9, 0.99),
+            weight_decay=self.config.weight_decay,
+            # on a GPU the default needs another copy of all weights while it steps
+            fused=self.policy.device.type == "cuda",
+        )
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs besides the policy's weights."""
@@ -98,12 +101,7 @@ class Learner:
     @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over what `state` gave."""
-        weights = [w for group in self.optimizer.param_groups for w in group["params"]]
-        moments = {
-            i: {k: v if k == "step" else like(v, weights[i]) for k, v in values.items()}
-            for i, values in state["optimizer"]["state"].items()
-        }
-        self.optimizer.load_state_dict({**state["optimizer"], "state": moments})
+        self.optimizer.load_state_dict(state["optimizer"])
         weights = dict(self.critic.named_parameters()) if self.critic else {}
         for name, value in state["critic"].items():
             weights[name].copy_(value)
@@ -116,10 +114,10 @@ class Learner:
         """(batch, time) nats, at the temperature the tokens were sampled with."""
         return self.score(policy, batch).logp
 
-    def score(self, policy: Policy, batch: StepBatch, **also: bool) -> Scores:
-        """also: entropy=True, states=True"""
-        through_root = self.roots and policy is self.policy
-        found = (self.roots[0] if through_root else partial(score, policy))(
+    def score(
+        self, policy: Policy, batch: StepBatch, *, entropy: bool = False, states: bool = False
+    ) -> Scores:
+        return self.scorer(policy)(
             batch.prompts,
             batch.tokens,
             batch.mask,
@@ -127,9 +125,16 @@ class Learner:
             temperature=self.config.temperature,
             shared=self.config.shared_prefix,
             chunk=self.config.logprob_chunk,
-            **also,
+            entropy=entropy,
+            states=states,
         )
-        return Scores(*found) if isinstance(found, tuple) else found  # a root gives the fields
+
+    def scorer(self, policy: Policy) -> Callable[..., Scores]:
+        return partial(score, policy)
+
+    def whole(self) -> AbstractContextManager:
+        """Within it each process can run the networks for itself, without gradient."""
+        return nullcontext()
 
     def look(self, batch: StepBatch) -> tuple[Scores, Tensor | None]:
         """What the policy says, and V before each token, (batch, time), if there is a critic."""
@@ -157,8 +162,10 @@ class Learner:
         Each process computes it for its share of the prompts, and all get all of it.
         """
         width, own = batch.tokens.shape[1], batch.take(self.devices.share(batch.indices))
-        with self.devices.whole(self.roots):
-            pieces = self.room.run(lambda size: [function(b) for b in own.micro_batches(size)])
+        with self.whole():
+            pieces = self.room.run(
+                lambda size: [function(b) for b in own.micro_batches(size)], len(own.rewards)
+            )
         pieces = [F.pad(x, (0, width - x.shape[-1])) for x in pieces]
         return torch.cat([x for found in self.devices.everyone(pieces) for x in found], dim=-2)
 
@@ -255,10 +262,6 @@ class Learner:
         keep = self.teaches(batch)
         return batch.take(keep) if keep.any() else None
 
-    def prepare(self, batch: StepBatch) -> StepBatch | None:
-        """A sampled batch, ready for one update on all of it."""
-        return self.taught(self.measure(batch))
-
     def minibatches(self, batch: StepBatch) -> Iterator[StepBatch]:
         """One pass over a measured batch in `minibatches` parts, each for one optimiser update.
 
@@ -306,8 +309,12 @@ class Learner:
         kl = self.loss.kl(inputs)
         return (loss + kl).detach(), gradient, gradient + torch.autograd.grad(kl, logp)[0]
 
-    def backward(self, batch: StepBatch, *, counts: bool = True) -> Piece:
-        """Add one micro-batch's gradient to `.grad`, or, if it does not count, 0 of it."""
+    def differentiate(self, batch: StepBatch) -> tuple[Piece, list[Tensor], list[Tensor | None]]:
+        """(one micro-batch, where its backward pass starts, and with which gradients).
+
+        The loss is differentiated by log π first, apart from the network: the clip's metrics and
+        the check of micro-batches read this gradient.
+        """
         scores, values = self.look(batch)
         # A leaf of its own: to FSDP, a derivative of the network's output is its backward pass.
         inputs = self.loss_inputs(batch, scores.logp.detach().requires_grad_(), values)
@@ -322,29 +329,31 @@ class Learner:
             error = self.loss.critic(inputs)
             ends, grads = [*ends, error], [*grads, None]
             losses["critic/loss"] = error.detach() / self.row.value_coefficient
-        if not counts:
-            grads = [torch.zeros_like(end) for end in ends]
-        torch.autograd.backward(ends, grads)
         losses = {name: value.item() for name, value in losses.items()}
-        return Piece(batch, scores.logp.detach(), gradient, losses)
+        return Piece(batch, scores.logp.detach(), gradient, losses), ends, grads
+
+    def backward(self, batch: StepBatch) -> Piece:
+        """Add one micro-batch's gradient to `.grad`."""
+        piece, ends, grads = self.differentiate(batch)
+        torch.autograd.backward(ends, grads)
+        return piece
 
     def gradients(self, batch: StepBatch, micro_batch: int) -> list[Piece]:
-        """This process's share of an update's gradient in `.grad`, `micro_batch` prompts at a time.
-
-        Split weights are put together by all processes at each pass, so all make equally many.
-        """
+        """This process's share of an update's gradient in `.grad`, so many prompts at a time."""
         self.optimizer.zero_grad()
-        own = list(batch.take(self.devices.share(batch.indices)).micro_batches(micro_batch))
-        most = max(self.devices.everyone(len(own))) if self.devices.shard else len(own)
+        own = batch.take(self.devices.share(batch.indices))
+        with self.recomputing():
+            return [self.backward(piece) for piece in own.micro_batches(micro_batch)]
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Within it layers recompute their activations, if the run wants that."""
         networks = [self.policy, *([self.critic.body] if self.critic and self.critic.body else [])]
         for network in networks:
             network.recompute(self.config.gradient_checkpointing)
-        pieces = [self.backward(piece) for piece in own]
-        for _ in range(most - len(own)):
-            self.backward(batch.take(batch.indices[:1]), counts=False)
+        yield
         for network in networks:
             network.recompute(False)
-        return pieces
 
     def of_everyone(self, batch: StepBatch, pieces: list[Piece]) -> list[Piece]:
         """The micro-batches of all processes, as one piece; `.grad` holds the sum of theirs."""
@@ -370,8 +379,8 @@ class Learner:
         fresh: the weights have not changed since the batch was sampled.
         Raises InvariantError or NonFiniteError before any weight has changed.
         """
-        config = self.config
-        pieces = self.room.run(lambda size: self.gradients(batch, size))
+        prompts = len(self.devices.share(batch.indices))
+        pieces = self.room.run(lambda size: self.gradients(batch, size), prompts)
         pieces = self.of_everyone(batch, pieces)
         losses = {name: sum(p.losses[name] for p in pieces) for name in pieces[0].losses}
         for name, value in losses.items():
@@ -386,12 +395,25 @@ class Learner:
         if fresh:
             metrics |= check_agreement(pieces, self.bounds["agreement"])
         if self.updates == 0:
-            metrics |= check_start(pieces, metrics, self.bounds, OF_RATIOS[self.policy.dtype])
-            metrics |= check_end_token(pieces, self.policy.end_id)
-            metrics |= check_split(
-                batch, self.policy_gradient, self.loss_inputs, self.bounds["split"]
-            )
+            metrics |= self.check_first(batch, pieces, metrics)
+        if self.room.halved:
+            metrics["micro_batch"] = self.room.size
+        return {**losses, "grad_norm": norms[0], "lr": self.move(), **metrics}
 
+    def check_first(
+        self, batch: StepBatch, pieces: list[Piece], metrics: dict[str, float]
+    ) -> dict[str, float]:
+        """The invariants of the first update."""
+        of_ratios, bound = OF_RATIOS[self.policy.dtype], self.bounds["split"]
+        return {
+            **check_start(pieces, metrics, self.bounds, of_ratios),
+            **check_end_token(pieces, self.policy.end_id),
+            **check_split(batch, self.policy_gradient, self.loss_inputs, bound),
+        }
+
+    def move(self) -> float:
+        """The optimiser's step, along the gradient in `.grad`; the policy's learning rate."""
+        config = self.config
         alone = config.critic_warmup * config.epochs * config.minibatches  # the critic's updates
         if self.updates < alone:
             for weight in self.policy.trainable():
@@ -402,9 +424,7 @@ class Learner:
             settings["lr"] = rate
         self.optimizer.step()
         self.updates += 1
-        if self.room.halved:
-            losses["micro_batch"] = self.room.size
-        return {**losses, "grad_norm": norms[0], "lr": policy_lr, **metrics}
+        return policy_lr
 
     def require_finite(self, name: str, value: float, pieces: list[Piece]) -> None:
         """Raises NonFiniteError, which says where to look first."""
@@ -419,8 +439,7 @@ class Learner:
 
     def clip(self, weights: list[torch.nn.Parameter]) -> float:
         """Scale this gradient to max_grad_norm at most; its norm before."""
-        norm = torch.nn.utils.clip_grad_norm_(weights, self.config.max_grad_norm)
-        return (norm.full_tensor() if is_split(norm) else norm).item()
+        return torch.nn.utils.clip_grad_norm_(weights, self.config.max_grad_norm).item()
 
     def describe(self, batch: StepBatch) -> dict[str, float]:
         """Numbers of a measured batch: its groups, its critic, its importance weights."""

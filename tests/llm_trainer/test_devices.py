@@ -27,6 +27,7 @@ from llm_trainer.config import ConfigError, RunError, TaskConfig, build
 from llm_trainer.devices import ONE, Devices, buckets, find_devices, with_launcher
 from llm_trainer.models import load_policy
 from llm_trainer.rollout import OwnSampler, worker_seed
+from llm_trainer.sharded import make_learner, split
 from llm_trainer.step import Learner, NonFiniteError, count
 from llm_trainer.task import Spelling, WordStream
 from llm_trainer.train import collect, sample_and_score, train
@@ -143,13 +144,13 @@ def both(rank, folder, model, port):
     found = {}
     for name, (values, rewards) in CASES.items():
         config = configure(model, **values)
-        learner = Learner(load_policy(config), config, None, find_devices(config))
+        learner = make_learner(load_policy(config), config, None, find_devices(config))
         batch = torch.load(folder / f"{rewards}.pt", weights_only=False)
         found[name] = outcome(learner, batch)
     for mistake, name in MISTAKES.items():
         values, rewards = CASES[name]
         config = configure(model, **values)
-        learner = Learner(load_policy(config), config, None, find_devices(config))
+        learner = make_learner(load_policy(config), config, None, find_devices(config))
         batch = torch.load(folder / f"{rewards}.pt", weights_only=False)
         found[mistake] = outcome(learner, batch, mistake)
 
@@ -202,12 +203,14 @@ def summed_in_small_buckets(devices):
 
 
 def stopped_by_nan(rank, model, folder):
-    """A loss that is NaN on one process only."""
+    """A loss that is NaN on one process only, once it has been tried."""
+    calls = []
 
     def loss(logp, logp_old, advantages, mask, *, eps_low, eps_high, sequences):
         knobs = {"eps_low": eps_low, "eps_high": eps_high, "sequences": sequences}
         value = grpo_loss(logp, logp_old, advantages, mask, **knobs)
-        return value * math.nan if rank == 1 else value
+        calls.append(value)
+        return value * math.nan if rank == 1 and len(calls) > 1 else value
 
     config = configure(model, output_dir=str(folder / "nan"))
     with pytest.raises(NonFiniteError) as error:
@@ -217,9 +220,11 @@ def stopped_by_nan(rank, model, folder):
 
 def interrupted(rank, model, folder):
     """Ctrl-C reaches one process only, twice: the steps that were made, and whether all were."""
+    calls = []
 
     def loss(logp, logp_old, advantages, mask, *, eps_low, eps_high, sequences):
-        if rank == 1:
+        calls.append(logp)
+        if rank == 1 and len(calls) > 1:  # the first is a trial
             os.kill(os.getpid(), signal.SIGINT)
         knobs = {"eps_low": eps_low, "eps_high": eps_high, "sequences": sequences}
         return grpo_loss(logp, logp_old, advantages, mask, **knobs)
@@ -384,7 +389,7 @@ def test_what_cannot_be_split_is_refused(values, words):
 def test_a_head_that_does_more_than_multiply_is_not_split(policy):
     policy.__dict__["head_is_plain"] = False  # it has been asked
     with pytest.raises(ConfigError, match="shard = true: the head of Qwen3ForCausalLM does more"):
-        Devices(0, 2, "cpu", True).split(policy)
+        split(policy, Devices(0, 2, "cpu", True))
 
 
 def test_what_processes_cannot_share_out_is_refused(monkeypatch):

@@ -21,7 +21,8 @@ from transformers import (
 
 from llm_trainer.models import Policy
 from llm_trainer.rollout import Prompts
-from llm_trainer.scoring import HeadLogProbs, ScoringModel, score
+from llm_trainer.scoring import HeadLogProbs, score
+from llm_trainer.sharded import ScoringModel
 from policy_gradients.logprobs import entropy, token_log_probs
 
 VOCABULARY, PAD, GROUP = 50, 0, 2

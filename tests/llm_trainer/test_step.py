@@ -37,7 +37,7 @@ def apart(a, b):
 
 def test_shared_prefix_is_the_plain_forward_and_gradient(make_learner, draw):
     learner = make_learner()
-    batch = learner.prepare(draw(learner))
+    batch = learner.taught(learner.measure(draw(learner)))
     plain = make_learner(shared_prefix=False)
     with torch.no_grad():
         logp = [each.log_probs(each.policy, batch)[batch.mask] for each in (learner, plain)]
@@ -48,7 +48,7 @@ def test_shared_prefix_is_the_plain_forward_and_gradient(make_learner, draw):
 @pytest.mark.parametrize("algorithm", CRITIC_FREE)
 def test_micro_batches_give_the_gradient_of_the_whole(make_learner, draw, algorithm):
     whole = make_learner(algorithm=algorithm, micro_batch=4)
-    batch = whole.prepare(draw(make_learner()))
+    batch = whole.taught(whole.measure(draw(make_learner())))
     assert batch.mask.sum(1).unique().numel() > 1
     split = make_learner(algorithm=algorithm, micro_batch=1)
     assert apart(gradient(whole, batch), gradient(split, batch)) <= 1e-5
@@ -59,7 +59,7 @@ def test_dropping_silent_groups_changes_no_gradient(make_learner, draw, algorith
     learner = make_learner(algorithm=algorithm)
     seen = draw(make_learner())
     seen.rewards[1] = 0.7  # a group without contrast
-    kept = learner.prepare(seen)
+    kept = learner.taught(learner.measure(seen))
     assert len(kept.rewards) == 3
     assert (kept.sequences, kept.total_tokens) == (16, int(seen.mask.sum()))
     everyone = learner.measure(seen)
@@ -71,7 +71,7 @@ def test_no_group_is_dropped_while_a_kl_term_is_on(make_learner, draw):
     learner = make_learner(kl_coef=0.1)
     seen = draw(learner)
     seen.rewards[:] = 0.5
-    batch = learner.prepare(seen)
+    batch = learner.taught(learner.measure(seen))
     assert len(batch.rewards) == 4
     assert batch.logp_ref is not None
 
@@ -80,7 +80,7 @@ def test_a_step_without_any_contrast_is_skipped(make_learner, draw):
     learner = make_learner()
     seen = draw(learner)
     seen.rewards[:] = 0.3
-    assert learner.prepare(seen) is None
+    assert learner.taught(learner.measure(seen)) is None
 
 
 # ------------------------------------------------------------------ the first update
@@ -92,7 +92,7 @@ def test_at_the_first_update_ratios_are_one_and_kls_zero(
     make_learner, draw, old_logprobs, temperature
 ):
     learner = make_learner(old_logprobs=old_logprobs, temperature=temperature, kl_coef=0.05)
-    metrics = learner.update(learner.prepare(draw(learner)), fresh=True)
+    metrics = learner.update(learner.taught(learner.measure(draw(learner))), fresh=True)
     assert metrics["check/ratio"] <= 1e-4
     assert abs(metrics["ratio/max"] - 1) <= 1e-4
     assert metrics["check/sampler_gap"] <= 1e-5
@@ -105,7 +105,7 @@ def test_at_the_first_update_ratios_are_one_and_kls_zero(
 
 def test_later_epochs_leave_ratio_one_and_the_clip_shows_by_side(make_learner, draw):
     learner = make_learner(lr=3e-3, lr_warmup=0, eps_low=0.01, eps_high=0.02)
-    batch = learner.prepare(draw(learner))
+    batch = learner.taught(learner.measure(draw(learner)))
     learner.update(batch, fresh=True)
     metrics = learner.update(batch, fresh=False)
     assert metrics["ratio/max"] > 1.02
@@ -118,7 +118,7 @@ def test_later_epochs_leave_ratio_one_and_the_clip_shows_by_side(make_learner, d
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "cispo", "rloo"])
 def test_clip_fractions_are_the_definitions_whatever_the_kl(make_learner, draw, algorithm, kl_coef):
     learner = make_learner(algorithm=algorithm, kl_coef=kl_coef, lr=3e-3, lr_warmup=0)
-    batch = learner.prepare(draw(learner))
+    batch = learner.taught(learner.measure(draw(learner)))
     first = learner.update(batch, fresh=True)
     assert first["clip/high"] == first["clip/low"] == 0
     logp = learner.frozen_log_probs(learner.policy, batch)
@@ -157,7 +157,7 @@ def test_a_violated_invariant_stops_with_its_name_and_unchanged_weights(
     make_learner, draw, spoil, name
 ):
     learner = make_learner(kl_coef=0.1)
-    batch = spoil(learner, learner.prepare(draw(learner)))
+    batch = spoil(learner, learner.taught(learner.measure(draw(learner))))
     before = [p.clone() for p in learner.policy.model.parameters()]
     with pytest.raises(InvariantError, match=name):
         learner.update(batch, fresh=True)
@@ -168,7 +168,7 @@ def test_a_violated_invariant_stops_with_its_name_and_unchanged_weights(
 def test_bfloat16_may_round_a_token_but_not_the_mean(make_learner, draw):
     """A logit of 16 to 32 has steps of .125: one token by that much is rounding, all are not."""
     learner = make_learner(dtype="bfloat16")
-    batch = learner.prepare(draw(learner))
+    batch = learner.taught(learner.measure(draw(learner)))
     pieces = learner.gradients(batch, 4)
     one = batch.logp_old.clone()
     one[0, 0] += 0.125
@@ -192,7 +192,7 @@ def test_the_two_kls_of_an_update_are_the_policys(make_learner, draw):
     k3(ℓ = 1) = e⁻¹ − 1 + 1 = .368, and the other way round e − 1 − 1 = .718.
     """
     learner = make_learner(kl_coef=0.1)
-    batch = learner.prepare(draw(learner))
+    batch = learner.taught(learner.measure(draw(learner)))
     logp, zero = torch.full(batch.mask.shape, -1.0), torch.zeros(batch.mask.shape)
     at = replace(batch, logp_ref=logp - 1, logp_old=logp + 1, advantages=zero)
     found = token_metrics([Piece(at, logp, zero, {})])
@@ -214,7 +214,7 @@ def moved(learner, batch):
 def test_an_updates_gradient_is_cut_to_max_grad_norm_once(make_learner, draw):
     """The sum of all micro-batches, not each of them: their norms add up to another."""
     learner = make_learner(max_grad_norm=1e6)
-    batch = learner.prepare(draw(learner))
+    batch = learner.taught(learner.measure(draw(learner)))
     norm, whole = moved(learner, batch)
     assert whole.norm() == pytest.approx(norm, rel=1e-4)
     for size in (1, 4):
@@ -248,18 +248,18 @@ def counts_what_it_sees(logp, logp_old, advantages, mask, *, eps_low, eps_high, 
 def test_a_wrong_loss_of_the_learners_is_named(make_learner, draw, loss, name):
     learner = make_learner(loss)
     with pytest.raises(InvariantError, match=name):
-        learner.update(learner.prepare(draw(learner)), fresh=True)
+        learner.update(learner.taught(learner.measure(draw(learner))), fresh=True)
 
 
 def test_grpo_loss_passed_by_hand_is_the_rows_own(make_learner, draw):
     row, own = make_learner(), make_learner(grpo_loss)
-    batch = row.prepare(draw(row))
+    batch = row.taught(row.measure(draw(row)))
     assert apart(gradient(row, batch), gradient(own, batch)) <= 1e-6
 
 
 def test_a_learners_loss_gets_the_rows_kl(make_learner, draw):
     row, own = make_learner(kl_coef=0.5), make_learner(grpo_loss, kl_coef=0.5)
-    batch = row.prepare(draw(row))
+    batch = row.taught(row.measure(draw(row)))
     for learner in (row, own):  # away from the reference, so that the KL has a gradient
         learner.update(batch, fresh=True)
     assert apart(gradient(row, batch), gradient(own, batch)) <= 1e-6
@@ -270,7 +270,7 @@ def test_a_learners_loss_gets_the_rows_kl(make_learner, draw):
 def test_a_kl_in_the_loss_is_the_rows_own(make_learner, draw):
     """Learner computes it apart from the rest; together they are row.loss."""
     learner = make_learner(kl_coef=0.5, lr=3e-3, lr_warmup=0)
-    batch = learner.prepare(draw(learner))
+    batch = learner.taught(learner.measure(draw(learner)))
     learner.update(batch, fresh=True)
     logp = learner.frozen_log_probs(learner.policy, batch).requires_grad_()
     inputs = learner.loss_inputs(batch, logp)
@@ -295,7 +295,7 @@ def gradient_at(upstream, learner, batch):
 def test_a_loss_without_a_gradient_is_refused(make_learner, draw, loss):
     learner = make_learner(loss)
     with pytest.raises(RunError, match="the loss has no gradient: compute it from logp"):
-        learner.update(learner.prepare(draw(learner)), fresh=True)
+        learner.update(learner.taught(learner.measure(draw(learner))), fresh=True)
 
 
 @pytest.mark.parametrize("loss", [lambda logp: logp.sum(), lambda a, b, c, d, e: a.sum(), "grpo"])
@@ -312,7 +312,7 @@ def test_a_loss_gets_tokens_and_length_if_it_asks(make_learner, draw):
         return -(logp * advantages * mask).sum() / tokens
 
     learner = make_learner(loss, max_new_tokens=11, eps_high=0.28)
-    batch = learner.prepare(draw(learner))
+    batch = learner.taught(learner.measure(draw(learner)))
     learner.update(batch, fresh=True)
     assert got == {
         "tokens": batch.total_tokens,
@@ -330,7 +330,7 @@ def test_a_loss_per_token_is_refused_with_its_shape(make_learner, draw):
     with pytest.raises(
         RunError, match=r"per_token: it must return a scalar tensor, got \(16, \d+\)"
     ):
-        learner.update(learner.prepare(draw(learner)), fresh=True)
+        learner.update(learner.taught(learner.measure(draw(learner))), fresh=True)
 
 
 def test_a_loss_that_is_not_finite_is_named_and_changes_nothing(make_learner, draw):
@@ -340,7 +340,7 @@ def test_a_loss_that_is_not_finite_is_named_and_changes_nothing(make_learner, dr
     learner = make_learner(loss)
     before = [p.clone() for p in learner.policy.model.parameters()]
     with pytest.raises(NonFiniteError, match="the loss is nan; your own loss made it from finite"):
-        learner.update(learner.prepare(draw(learner)), fresh=True)
+        learner.update(learner.taught(learner.measure(draw(learner))), fresh=True)
     pairs = zip(before, learner.policy.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
@@ -350,7 +350,7 @@ def test_a_gradient_that_is_not_finite_is_named_by_who_made_it(make_learner, dra
         return (logp - logp.detach()).abs().sqrt().sum()  # 0, with a gradient of 0 · ∞
 
     own = make_learner(loss)
-    batch = own.prepare(draw(own))
+    batch = own.taught(own.measure(draw(own)))
     with pytest.raises(NonFiniteError, match="gradient's norm is nan; your own loss made it"):
         own.update(batch, fresh=True)
     for learner in (make_learner(), make_learner(grpo_loss)):
@@ -365,7 +365,7 @@ def test_a_loss_whose_gradient_is_zero_is_told_so_and_not_that_its_mask_is_short
 ):
     learner = make_learner(lambda logp, logp_old, advantages, mask, **counts: (logp * 0).sum())
     with pytest.raises(InvariantError, match="the loss does not change with logp"):
-        learner.update(learner.prepare(draw(learner)), fresh=True)
+        learner.update(learner.taught(learner.measure(draw(learner))), fresh=True)
 
 
 # ------------------------------------------------------------------ the rest
@@ -373,7 +373,7 @@ def test_a_loss_whose_gradient_is_zero_is_told_so_and_not_that_its_mask_is_short
 
 def test_gradient_checkpointing_changes_no_gradient(make_learner, draw):
     plain = make_learner(shared_prefix=False)
-    batch = plain.prepare(draw(plain))
+    batch = plain.taught(plain.measure(draw(plain)))
     lean = make_learner(shared_prefix=False, gradient_checkpointing=True)
     lean.policy.model.train()
     assert apart(gradient(plain, batch), gradient(lean, batch)) <= 1e-5
