@@ -139,7 +139,7 @@ def row(step: Step, algorithm: Own, exact: bool = False) -> dict[str, Any]:
     bare = replace(table, kl="none", kl_coefficient=0.0)
     loss, bare_loss = table.loss, bare.loss
     if not known:
-        from llm_trainer.step import own_loss  # loads transformers, which the table never needs
+        from llm_trainer.loss_file import own_loss  # which a row of the table never needs
 
         loss = bare_loss = own_loss(algorithm, bare)
         notes.append("Your own loss, with GRPO's advantages and clip distances; numbers by Python.")
