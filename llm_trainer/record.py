@@ -4,31 +4,9 @@
 `step_0020.json`; `load_record` reads them back and refuses anything else. Recording changes no
 number of the run: it runs the model a few more times without gradient.
 
-A record holds the whole step, also the groups that were never computed because they teach nothing:
-
-    schema_version   1
-    run              name, model, algorithm, loss, knobs, kl, kl_coefficient, epochs, seed
-    step             number of the step, from 1
-    temperature      of sampling and scoring
-    group            G, responses per prompt
-    counts           sequences, tokens: responses and response tokens of the step, which the
-                     averages divide by; length: the token limit
-    rewards          (prompts, G): every reward of the step, also where groups were left out
-    groups[]         index     row in `rewards`; null for a discarded group
-                     prompt    the text the model saw, chat markers included
-                     status    "trained", "silent" (counted, but not computed: every advantage
-                               is 0) or "discarded" (replaced by dynamic sampling, not counted)
-      .responses[]   text (before the end token), ended, reward, parts (what it is made of)
-                     token_ids, tokens (their texts, the end token included)
-                     advantages    as the run computed them: one number for the whole response,
-                                   or one per token; null if discarded
-                     logp_sampler, logp_old, logp_ref   per token, nats; logp_ref is null in a
-                                   run without a KL term
-                     values        per token, null without a critic
-        .updates[]   logp          per token: the learner's, just before this update
-
-All numbers are finite and rounded to six significant digits; lists have one entry per response
-token and no padding. `updates` is empty if the step was skipped.
+A record holds the whole step, also the groups that were never computed because they teach nothing.
+Its fields are those of `Record` and of the classes above it. All numbers are finite and rounded to
+six significant digits; log-probabilities are natural ones; a list per token has no padding.
 Left out: logits, entropy, gradients of weights, and anything of the optimiser.
 """
 
@@ -37,7 +15,15 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from llm_trainer.config import RunError, first_line
 
@@ -52,8 +38,14 @@ FOLDER = "steps"
 PATTERN = f"{FOLDER}/step_*.json"
 ROUNDING = 1e-3  # how far sums and log-probabilities may be off: float32, then six digits
 
-LARGEST_REWARD = 1e18  # beyond it the squares of a standard deviation overflow in float32
 
+def _comparable(reward: float) -> float:
+    if abs(reward) > 1e18:  # its square overflows in float32
+        raise PydanticCustomError("large", "Too large for a standard deviation; at most 1e18")
+    return reward
+
+
+Reward = Annotated[float, AfterValidator(_comparable)]
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -80,7 +72,7 @@ class Run(_Part):
     algorithm: str
     model: str = ""
     loss: str = ""
-    knobs: dict[str, float] = {}
+    knobs: dict[str, float] = {}  # of the row's surrogate
     kl: str = "none"
     kl_coefficient: float = 0.0
     epochs: Count = 1
@@ -91,53 +83,48 @@ class Counts(_Part):
     """What the averages of the step divide by; never those of the part that is shown."""
 
     sequences: Annotated[int, Field(ge=0)]  # 0 if dynamic sampling discarded everything
-    tokens: Annotated[int, Field(ge=0)]
-    length: Count
+    tokens: Annotated[int, Field(ge=0)]  # response tokens
+    length: Count  # the token limit
 
 
 class Update(_Part):
-    """One optimiser update on the step's samples, seen just before it was made."""
+    """One optimiser update on the step's samples."""
 
-    logp: list[float]
+    logp: list[float]  # per token: the learner's, just before the update
 
 
 class Response(_Part):
     """One response; the lists have one entry per token."""
 
-    text: str
+    text: str  # before the end token
     ended: bool
-    reward: float
-    parts: dict[str, float] = {}
+    reward: Reward
+    parts: dict[str, float] = {}  # what the reward is made of
     token_ids: list[int]
-    tokens: list[str]
-    advantages: list[float] | None
+    tokens: list[str]  # their texts, the end token included
+    advantages: (
+        list[float] | None
+    )  # as computed: one for the response or per token; null: discarded
     logp_sampler: list[float]
-    logp_old: list[float]
-    logp_ref: list[float] | None = None
-    values: list[float] | None = None
-    updates: list[Update]
+    logp_old: list[float]  # the ratio's denominator
+    logp_ref: list[float] | None = None  # null in a run without a KL term
+    values: list[float] | None = None  # null without a critic
+    updates: list[Update]  # empty if the step was skipped
 
     @model_validator(mode="after")
     def _one_entry_per_token(self) -> "Response":
         time = len(self.tokens)
-        _hold(
-            abs(self.reward) <= LARGEST_REWARD,
-            f"reward: {self.reward:g} is too large for a standard deviation; at most "
-            f"{LARGEST_REWARD:g}",
-        )
         _hold(time > 0, "tokens: empty; a response has at least one token")
         per_token = ("token_ids", "logp_sampler", "logp_old", "logp_ref", "values")
         lists = {name: getattr(self, name) for name in per_token}
         lists |= {f"updates[{i}].logp": u.logp for i, u in enumerate(self.updates)}
         for name, values in lists.items():
-            _hold(
-                values is None or len(values) == time,
-                f"{name}: {len(values or ())} entries for {time} tokens",
-            )
-            _hold(
-                "logp" not in name or values is None or max(values) <= ROUNDING,
-                f"{name}: a log-probability above 0 is no log-probability",
-            )
+            if values is not None:
+                _hold(len(values) == time, f"{name}: {len(values)} entries for {time} tokens")
+                _hold(
+                    "logp" not in name or max(values) <= ROUNDING,
+                    f"{name}: a log-probability above 0 is no log-probability",
+                )
         _hold(
             self.advantages is None or len(self.advantages) in (1, time),
             f"advantages: {len(self.advantages or ())} entries; one for the response or one for "
@@ -149,69 +136,76 @@ class Response(_Part):
 class Group(_Part):
     """The responses to one prompt."""
 
-    index: int | None
-    prompt: str
+    index: int | None  # its row in `rewards`; null for a discarded group
+    prompt: str  # the text the model saw, chat markers included
+    # silent: counted, but not computed, as every advantage is 0; discarded: replaced by dynamic
+    # sampling, not counted
     status: Literal["trained", "silent", "discarded"]
     responses: list[Response]
 
 
 class Record(_Part):
-    """A whole step, or some of its groups; fields as in this module's docstring."""
+    """A whole step, or some of its groups."""
 
     schema_version: Literal[1]
     run: Run
-    step: Annotated[int, Field(ge=0)]
-    temperature: Annotated[float, Field(gt=0)]
-    group: Count
+    step: Annotated[int, Field(ge=0)]  # from 1 in records of the trainer
+    temperature: Annotated[float, Field(gt=0)]  # of sampling and scoring
+    group: Count  # G, responses per prompt
     counts: Counts
-    rewards: list[list[float]]
-    groups: list[Group]
+    rewards: list[list[Reward]]  # (prompts, G), also of groups that are not shown
+    groups: Annotated[list[Group], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Record":
-        _hold(len(self.groups) > 0, "groups: empty; a record shows at least one group")
         size, rows = self.group, len(self.rewards)
         _hold(
             all(len(row) == size for row in self.rewards),
             f"rewards: every row must hold the group's {size} rewards",
         )
-        largest = max((abs(x) for row in self.rewards for x in row), default=0.0)
-        _hold(
-            largest <= LARGEST_REWARD,
-            f"rewards: {largest:g} is too large for a standard deviation; at most "
-            f"{LARGEST_REWARD:g}",
-        )
         _hold(
             self.counts.sequences == rows * size,
             f"counts.sequences = {self.counts.sequences}, but rewards has {rows} x {size}",
         )
-        first = self.groups[0].responses[0] if self.groups[0].responses else None
         for i, group in enumerate(self.groups):
-            where = f"groups[{i}]"
+            self._check_group(group, f"groups[{i}]")
+        counted = [group for group in self.groups if group.status != "discarded"]
+        _hold(
+            len({group.index for group in counted}) == len(counted),
+            "groups: two of them have the same index",
+        )
+        shown = sum(len(r.tokens) for group in counted for r in group.responses)
+        _hold(
+            shown <= self.counts.tokens,
+            f"counts.tokens = {self.counts.tokens}, but the groups shown already hold {shown}",
+        )
+        return self
+
+    def _check_group(self, group: Group, where: str) -> None:
+        """As many responses, updates and lists as all others, and the rewards of its row."""
+        _hold(
+            len(group.responses) == self.group,
+            f"{where}.responses: {len(group.responses)}, but group = {self.group}",
+        )
+        first = self.groups[0].responses[0]
+        for name in ("logp_ref", "values"):
+            given = {getattr(r, name) is None for r in group.responses}
             _hold(
-                len(group.responses) == size,
-                f"{where}.responses: {len(group.responses)}, but group = {size}",
+                given == {getattr(first, name) is None},
+                f"{where}: {name} must be there for all responses or for none",
             )
-            for name in ("logp_ref", "values"):
-                given = {getattr(r, name) is None for r in group.responses}
-                _hold(
-                    given == {getattr(first, name) is None},
-                    f"{where}: {name} must be there for all responses or for none",
-                )
-            _hold(
-                {len(r.updates) for r in group.responses} == {len(first.updates)},
-                f"{where}: every response must have the same {len(first.updates)} updates",
-            )
-            discarded = group.status == "discarded"
-            _hold(
-                (group.index is None) == discarded,
-                f"{where}.index: null for a discarded group, a row of rewards for any other",
-            )
-            if discarded:
-                continue
-            _hold(
-                0 <= group.index < rows, f"{where}.index = {group.index}: rewards has {rows} rows"
-            )
+        _hold(
+            {len(r.updates) for r in group.responses} == {len(first.updates)},
+            f"{where}: every response must have the same {len(first.updates)} updates",
+        )
+        discarded = group.status == "discarded"
+        _hold(
+            (group.index is None) == discarded
+            and (discarded or 0 <= group.index < len(self.rewards)),
+            f"{where}.index = {group.index}: one of the {len(self.rewards)} rows of rewards, null "
+            "for a discarded group",
+        )
+        if not discarded:
             own = [r.reward for r in group.responses]
             _hold(
                 all(map(_close, own, self.rewards[group.index])),
@@ -221,15 +215,6 @@ class Record(_Part):
                 all(r.advantages is not None for r in group.responses),
                 f"{where}: a {group.status} group must have advantages",
             )
-        counted = [group for group in self.groups if group.status != "discarded"]
-        indices = [group.index for group in counted]
-        _hold(len(set(indices)) == len(indices), "groups: two of them have the same index")
-        shown = sum(len(r.tokens) for group in counted for r in group.responses)
-        _hold(
-            shown <= self.counts.tokens,
-            f"counts.tokens = {self.counts.tokens}, but the groups shown already hold {shown}",
-        )
-        return self
 
     @property
     def updates(self) -> int:
@@ -261,36 +246,34 @@ def load_record(source: str | Path | dict[str, Any] | Record) -> Record:
         return source
     where = "this record"
     if isinstance(source, str | Path):
-        path = Path(source)
-        where = str(source)
-        try:
-            source = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            reason = error.strerror or first_line(error)
-            raise RecordError(
-                f"{where}: {reason.lower()}; the trainer writes records with "
-                "--set record_steps=[20] to output_dir/steps/step_0020.json"
-            ) from None
-        except ValueError as error:
-            raise RecordError(f"{where}: not a JSON file ({first_line(error)})") from None
+        where, source = str(source), _read(Path(source))
     if not isinstance(source, dict):
         raise RecordError(
             f"{where}: a record is a path or a mapping, not a {type(source).__name__}"
         )
     version = source.get("schema_version")
+    if version is None:
+        raise RecordError(f"{where}: this is no step record (it has no schema_version)")
     if version != SCHEMA_VERSION:
         raise RecordError(
-            f"{where}: "
-            + (
-                "this is no step record (it has no schema_version)"
-                if version is None
-                else f"schema_version is {version!r}, this code reads {SCHEMA_VERSION}"
-            )
+            f"{where}: schema_version is {version!r}, this code reads {SCHEMA_VERSION}"
         )
     try:
         return Record(**source)
     except ValidationError as error:
         raise RecordError(f"{where}: {_explain(error.errors()[0])}") from None
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecordError(
+            f"{path}: {(error.strerror or first_line(error)).lower()}; the trainer writes records "
+            "with --set record_steps=[20] to output_dir/steps/step_0020.json"
+        ) from None
+    except ValueError as error:
+        raise RecordError(f"{path}: not a JSON file ({first_line(error)})") from None
 
 
 def six_digits(values: Any) -> list[float]:

@@ -268,7 +268,10 @@ NOT_A_RECORD = {
     "a list": (lambda data: [data], "a path or a mapping, not a list"),
     "an empty dict": (lambda data: {}, "no step record"),
     "a later schema": (lambda data: data | {"schema_version": 2}, "schema_version is 2.*reads 1"),
-    "no groups": (lambda data: data | {"groups": []}, "at least one group"),
+    "no groups": (
+        lambda data: data | {"groups": []},
+        r"groups = \[\]: list should have at least 1 item",
+    ),
     "a missing field": (spoilt(lambda d: d.pop("counts")), "counts is missing"),
     "an unknown field": (lambda data: data | {"colour": 1}, "colour: a record has no such field"),
     "a missing token list": (
@@ -309,11 +312,11 @@ NOT_A_RECORD = {
     ),
     "a reward whose square is infinite": (
         spoilt(lambda d: response(d).__setitem__("reward", 1e160)),
-        r"responses\[2\].reward: 1e\+160 is too large for a standard deviation; at most 1e\+18",
+        r"responses\[2\].reward = 1e\+160: too large for a standard deviation; at most 1e18",
     ),
     "such a reward outside the groups": (
         spoilt(lambda d: d["rewards"][1].__setitem__(0, -1e160)),
-        r"rewards: 1e\+160 is too large",
+        r"rewards\[1\]\[0\] = -1e\+160: too large for",
     ),
     "a group twice": (spoilt(lambda d: d["groups"].append(d["groups"][0])), "the same index"),
     "a reference for some": (

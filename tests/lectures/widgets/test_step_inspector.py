@@ -733,7 +733,7 @@ def test_a_single_response_pushes_nothing(plain):
 
 def test_a_reward_too_large_to_compare_is_refused(plain):
     plain["groups"][0]["responses"][1]["reward"] = 1e160
-    with pytest.raises(RecordError, match=r"groups\[0\].responses\[1\].reward: 1e\+160 is too lar"):
+    with pytest.raises(RecordError, match=r"groups\[0\].responses\[1\].reward = 1e\+160: too lar"):
         StepInspector(plain)
 
 
