@@ -132,4 +132,4 @@ def per_response_weights(logp: Tensor, logp_sampler: Tensor, mask: Tensor, *, ca
     return truncated_importance_weight(learner, sampler, cap=cap)
 
 
-WEIGHTS = {"token": per_token_weights, "sequence": per_response_weights}
+WEIGHTS = {"none": None, "token": per_token_weights, "sequence": per_response_weights}

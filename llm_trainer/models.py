@@ -1,10 +1,10 @@
 """Load a causal language model by name or folder, and run its forward pass.
 
 Everything the trainer needs from a model goes through `Policy`: text in and out, the chat format,
-the end token, and `forward`, the only place that calls the network. Weights and optimiser are
+the end token, and the only calls of the network. Weights that learn, and their optimiser, are
 float32 always: bfloat16 has 8 bits of mantissa, and an update of 5e-6 to a weight near 1 is lost.
 With `dtype: bfloat16` only the arithmetic of the forward pass runs in bfloat16 (autocast); beside
-LoRA adapters, which are float32, the frozen weights themselves are bfloat16.
+LoRA adapters the frozen weights themselves are bfloat16.
 
 Left out: inputs other than text, and recurrent networks (refused when loaded).
 """
@@ -25,7 +25,6 @@ from urllib.parse import urlparse
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -152,7 +151,7 @@ class Policy:
             return False
         states = torch.linspace(-1, 1, head.in_features)[None].to(head.weight)  # (1, width)
         hook = head.register_forward_hook(lambda module, inputs, logits: 100 * inputs[0])
-        with torch.no_grad(), removed(hook):
+        with torch.no_grad(), hook:  # it is there within the block only
             return torch.equal(self.logits(states), (100 * states).float())
 
     def logits(self, states: Tensor) -> Tensor:
@@ -167,7 +166,7 @@ class Policy:
             result.last_hidden_state = states[None]
             return result
 
-        with self._arithmetic(), removed(self.body.register_forward_hook(put)):
+        with self._arithmetic(), self.body.register_forward_hook(put):
             any_token = torch.zeros(1, 1, dtype=torch.long, device=self.device)
             return self.model(input_ids=any_token, use_cache=False).logits[0].float()
 
@@ -243,15 +242,6 @@ class Policy:
             from llm_trainer.lora import save_adapters
 
             save_adapters(self.adapters, folder)
-
-
-@contextmanager
-def removed(hook: RemovableHandle) -> Iterator[None]:
-    """The hook is there within the block only."""
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def load_policy(config: Config, folder: str | Path | None = None) -> Policy:

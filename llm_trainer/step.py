@@ -75,6 +75,7 @@ class Learner:
         self.updates = 0  # optimiser updates so far
         self.shuffle = torch.Generator().manual_seed(config.seed)  # of prompts into minibatches
         self.keep_sampler_logp = not config.recomputes_old
+        self.weigh = WEIGHTS[config.importance]  # None without importance weights
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         groups = [{"params": self.policy.trainable(), "lr": self.config.lr}]
@@ -157,7 +158,7 @@ class Learner:
 
     @torch.no_grad()
     def frozen(self, function: Callable[[StepBatch], Tensor], batch: StepBatch) -> Tensor:
-        """`function` of each micro-batch, (…, batch, time), joined and padded with 0.
+        """`function` of each micro-batch, (batch, time), joined and padded with 0.
 
         Each process computes it for its share of the prompts, and all get all of it.
         """
@@ -166,8 +167,8 @@ class Learner:
             pieces = self.room.run(
                 lambda size: [function(b) for b in own.micro_batches(size)], len(own.rewards)
             )
-        pieces = [F.pad(x, (0, width - x.shape[-1])) for x in pieces]
-        return torch.cat([x for found in self.devices.everyone(pieces) for x in found], dim=-2)
+        pieces = [F.pad(x, (0, width - x.shape[1])) for x in pieces]
+        return torch.cat([x for found in self.devices.everyone(pieces) for x in found])
 
     def frozen_log_probs(self, policy: Policy, batch: StepBatch) -> Tensor:
         """(batch, time) without gradient; 0 on padding."""
@@ -186,11 +187,11 @@ class Learner:
         if self.reference is not None:
             batch = replace(batch, logp_ref=self.frozen_log_probs(self.reference, batch))
         kl_in_reward = self.reference is not None and self.row.kl == "reward"
-        reads_old = self.critic or kl_in_reward or config.importance != "none"
+        reads_old = self.critic or kl_in_reward or self.weigh
         if not self.keep_sampler_logp and reads_old:
             batch = self.with_old(batch, torch.ones_like(batch.rewards[:, 0], dtype=torch.bool))
         batch = self.with_values(batch) if self.critic else self.with_comparison(batch)
-        if config.importance != "none":
+        if self.weigh:
             batch = replace(batch, advantages=self.importance(batch) * batch.advantages)
         if not self.keep_sampler_logp and not reads_old:
             batch = self.with_old(batch, self.teaches(batch))
@@ -236,9 +237,8 @@ class Learner:
         weighs the row's loss, a KL in the reward with it, and a learner's own where that is linear
         in A. Not weighed are a KL in the loss, the critic and the entropy bonus.
         """
-        weigh = WEIGHTS[self.config.importance]
         cap = self.config.importance_cap
-        return weigh(batch.logp_old, batch.logp_sampler, batch.mask, cap=cap)
+        return self.weigh(batch.logp_old, batch.logp_sampler, batch.mask, cap=cap)
 
     def teaches(self, batch: StepBatch) -> Tensor:
         """(prompts,) bool: the groups with a gradient, by an advantage, KL, critic or bonus."""
@@ -450,7 +450,7 @@ class Learner:
             metrics["critic/explained_variance"] = explained_variance(
                 values, batch.returns, batch.mask
             )
-        if self.config.importance != "none":
+        if self.weigh:
             weights = self.importance(batch).expand_as(batch.mask)[batch.mask]
             metrics["importance/mean"] = weights.mean().item()
             at_cap = weights >= self.config.importance_cap

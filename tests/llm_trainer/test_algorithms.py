@@ -410,6 +410,22 @@ def test_which_kls_in_the_loss_have_which_gradient(small):
     assert apart(gradient[k2], gradient[k3]) > 0.1
 
 
+def test_k1_in_the_loss_pushes_on_the_length_where_each_response_is_averaged(small):
+    """Σ_t k1/|y| has the expected gradient ∇E[1/|y|]: downhill is towards longer responses."""
+    policy, reference, prompt, _ = small
+    logp = exact.token_log_probs_of(policy, prompt)[0]
+    ref = exact.token_log_probs_of(reference, prompt)[0].detach()
+    mask = mask_of(exact.responses_of(policy), policy.eos_id).bool()
+    lengths = mask.sum(1)
+    chance = torch.where(mask, logp, 0.0).sum(1).exp()
+    averaged = torch.where(mask, logp - ref, 0.0).sum(1) / lengths
+    found = exact.flat_gradient((chance.detach() * averaged).sum(), policy)
+    logp = exact.token_log_probs_of(policy, prompt)[0]
+    shorter = (torch.where(mask, logp, 0.0).sum(1).exp() / lengths).sum()
+    assert apart(exact.flat_gradient(shorter, policy), found) <= 1e-9
+    assert found.norm() > 0.01
+
+
 # ------------------------------------------------------------------ importance weights
 
 
@@ -477,6 +493,22 @@ def test_the_loss_is_weighed_and_its_kl_is_not(make_learner, draw, importance, l
         weight.expand_as(seen.mask)[seen.mask].mean().item(), abs=1e-5
     )
     assert 0 < told["importance/capped"] < 1
+
+
+def test_a_kl_in_the_reward_is_weighed_with_the_rest_of_the_advantage(make_learner, draw):
+    """The samples are the sampler's, so what was paid on them is weighed like what was earned."""
+    values = {"algorithm": "rloo", "kl_coef": 0.3, "old_logprobs": "recompute"}
+    learner = make_learner(importance="sequence", importance_cap=100, **values)
+    nudge(learner)  # away from the reference
+    seen = draw(learner)
+    seen = replace(seen, logp_sampler=torch.where(seen.mask, seen.logp_sampler - 0.1, 0.0))
+    weighed = learner.measure(seen)
+    learner.weigh = None
+    plain = learner.measure(seen)
+    paid = learner.row.advantage(seen.rewards).reshape(-1, 1) - plain.advantages
+    assert paid.abs().max() > 0.01
+    weight = torch.exp(0.1 * seen.mask.sum(1, keepdim=True))
+    assert torch.allclose(weighed.advantages, weight * plain.advantages, rtol=1e-4)
 
 
 # ------------------------------------------------------------------ minibatches

@@ -171,6 +171,12 @@ def test_gamma_discounts_and_lambda_one_is_the_return_minus_the_value():
     assert torch.allclose(found, returns - values)
 
 
+def test_before_the_critic_has_learned_early_tokens_get_less_by_lambda():
+    """V = 0: what follows is discounted by γλ, although every return is 1."""
+    found, _ = advantages([1.0], torch.zeros(1, 5), [5])
+    assert torch.allclose(found, 0.95 ** torch.tensor([[4.0, 3, 2, 1, 0]]))
+
+
 def test_last_token_is_the_last_real_one():
     mask = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 0, 0]]).bool()
     assert last_token(mask).int().tolist() == [[0, 1, 0], [0, 0, 1], [0, 0, 0]]
@@ -250,6 +256,7 @@ def test_explained_variance():
     assert explained_variance(returns, returns, mask) == 1
     assert explained_variance(torch.zeros(1, 4), returns, mask) == 0
     assert explained_variance(-returns, returns, mask) == pytest.approx(-3)
+    assert explained_variance(returns + 5, returns, mask) == 1  # blind to a constant error
     assert explained_variance(returns, torch.ones(1, 4), mask) == 0
 
 
