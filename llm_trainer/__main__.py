@@ -75,23 +75,10 @@ def parser() -> argparse.ArgumentParser:
         )
         return command
 
-    one = add("train", run_train, "train a policy by reinforcement learning")
-    one.add_argument(
-        "--resume",
-        nargs="?",
-        const=True,
-        metavar="RUN",
-        help="go on from the last checkpoint: of this run's folder, or of the run configured",
+    train_options(add("train", run_train, "train a policy by reinforcement learning"))
+    evaluate_options(
+        add("evaluate", run_evaluate, "held-out exact accuracy of a model or of a finished run")
     )
-    one.add_argument("--overwrite", action="store_true", help="discard the run in output_dir")
-    one.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    one.add_argument("--loss", metavar="FILE.py:FUNCTION", help="your own loss, for the row's")
-    two = add("evaluate", run_evaluate, "held-out exact accuracy of a model or of a finished run")
-    two.add_argument("folder", nargs="?", type=Path, help="a run or model folder")
-    two.add_argument("--samples", type=int, default=0, help="also sample so many per question")
-    two.add_argument("--k", type=int, nargs="+", help="pass@k for these k (1 and all samples)")
-    two.add_argument("--temperature", type=float, help="of these samples (default: the run's)")
-    two.add_argument("--top-p", type=float, default=1.0, help="of these samples (default: 1)")
     three = add("estimate", run_estimate, "memory of a run by part, before anything is loaded")
     three.add_argument("--memory", type=float, help="GB of the GPU (default: this one's, or 24)")
     three.add_argument("--prompt-tokens", type=int, default=128, help="length of prompts (128)")
@@ -105,14 +92,34 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def train_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        metavar="RUN",
+        help="go on from the last checkpoint: of this run's folder, or of the run configured",
+    )
+    command.add_argument("--overwrite", action="store_true", help="discard the run in output_dir")
+    command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    command.add_argument("--loss", metavar="FILE.py:FUNCTION", help="your own loss, for the row's")
+
+
+def evaluate_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", nargs="?", type=Path, help="a run or model folder")
+    command.add_argument("--samples", type=int, default=0, help="also sample so many per question")
+    command.add_argument("--k", type=int, nargs="+", help="pass@k for these k (1 and all samples)")
+    command.add_argument("--temperature", type=float, help="of these samples (default: the run's)")
+    command.add_argument("--top-p", type=float, default=1.0, help="of these samples (default: 1)")
+
+
 def configuration(options: argparse.Namespace, default: Path | None = None) -> Config:
     return load(options.config or default or CONFIGS / "grpo_tiny.yaml", options.set)
 
 
 def run_train(options: argparse.Namespace) -> int:
-    config = (
-        run_to_resume(options) if options.resume not in (None, True) else configuration(options)
-    )
+    folder_given = isinstance(options.resume, str)
+    config = run_to_resume(options) if folder_given else configuration(options)
     from llm_trainer.loss_file import load_loss
     from llm_trainer.train import train
 

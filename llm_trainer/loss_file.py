@@ -4,7 +4,6 @@ Left out: other files that this one imports; they are found as Python finds any 
 recorded sha256 does not cover them.
 """
 
-import difflib
 import functools
 import hashlib
 import inspect
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llm_trainer.config import Config, ConfigError, RunError, first_line, require
+from llm_trainer.config import Config, ConfigError, RunError, closest, first_line, require
 from llm_trainer.oom import is_out_of_memory
 from policy_gradients.algorithms import Algorithm, Batch
 
@@ -45,13 +44,11 @@ def load_loss(place: str) -> Callable:
             f"{about}: {path}, line {line_of(error, path)}: {type(error).__name__}: "
             f"{first_line(error)}"
         ) from None
-    own = [key for key, value in vars(module).items() if is_from(value, module)]
-    match = difflib.get_close_matches(name, own, n=1)
-    hint = f"did you mean {match[0]!r}? " if match else ""
     function = getattr(module, name, None)
+    own = [key for key, value in vars(module).items() if is_from(value, module)]
     require(
         callable(function),
-        f"{about}: {path} has no function {name!r}; {hint}It has: {', '.join(own) or 'none'}",
+        f"{about}: {path} has no function {name!r}; {closest(name, own) if own else 'it has none'}",
     )
 
     @functools.wraps(function)  # keeps the signature, which tells what it wants to be given

@@ -93,7 +93,7 @@ def test_a_function_or_an_object_from_a_file_trains(mine, make_config, name):
         ("own.py:", "expected path/to/file.py:function"),
         (":mine", "expected path/to/file.py:function"),
         ("other.py:mine", "no file other.py (looked in"),
-        ("own.py:mien", "has no function 'mien'; did you mean 'mine'? It has: mine, Mine"),
+        ("own.py:mien", "has no function 'mien'; did you mean 'mine'? Allowed: mine, Mine"),
         ("own.py:not_a_function", "has no function 'not_a_function'"),
         ("own.py:torch", "has no function 'torch'"),
     ],
