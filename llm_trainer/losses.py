@@ -16,12 +16,12 @@ from policy_gradients.algorithms import Algorithm, Batch
 
 
 def nothing(logp: Tensor) -> Tensor:
-    """What is left of a surrogate when only the terms beside it are wanted."""
+    """(batch, time) → same: what is left of a surrogate if only terms beside it are wanted."""
     return torch.zeros_like(logp)
 
 
 def itself(logp: Tensor) -> Tensor:
-    """A surrogate that only averages: the row's average of whatever stands in for logp."""
+    """(batch, time) → same: in place of a surrogate, the row averages what stands for logp."""
     return logp
 
 
@@ -41,8 +41,9 @@ class Loss:
         self.average = replace(bare, surrogate=itself, knobs={}).loss
 
     def bonus(self, batch: Batch, entropy: Tensor) -> Tensor:
-        """−entropy_coef · the row's average of the entropy of each token's distribution, nats.
+        """−entropy_coef · the row's average of the entropy of each token's distribution.
 
+        entropy : (batch, time) nats, with gradient.
         The gradient is that of the distributions at the sampled prefixes; that a token also decides
         which prefixes come next is left out, as everywhere where this bonus is used.
         """

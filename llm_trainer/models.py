@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -254,44 +253,10 @@ def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
     device = pick_device(config.device)
     if device.type == "cpu":
         torch.set_num_threads(config.threads)
-    is_folder = Path(source).is_dir()
-    require(
-        is_folder or re.fullmatch(r"[\w.-]+/[\w.-]+", source) is not None,
-        f"model = {source!r}: no such folder, and not a Hugging Face name (owner/name) either; "
-        "allowed: tiny, a folder with config.json, weights and tokenizer, or a name",
-    )
-    only_adapters = (
-        f"model = {source!r}: this holds adapters, not a model; start from the folder of the run "
-        "that made them, where they are merged into one"
-    )
-    require(not (Path(source) / "adapter_config.json").is_file(), only_adapters)
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
-    weights = dtype if config.lora_rank else torch.float32  # frozen weights lose no updates
-    transformers_logging.disable_progress_bar()
-    try:
-        local = {"local_files_only": is_folder or not hub_is_reachable()}
-        tokenizer = AutoTokenizer.from_pretrained(source, **local)
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=weights, **local)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(
-            f"model = {source!r}: this folder holds no loadable model ({first_line(error)})"
-            if is_folder
-            else f"model = {source!r}: no such folder, and no model of this name in the cache of "
-            "Hugging Face models or on the hub"
-        ) from None
-    require(
-        tokenizer.eos_token_id is not None, f"model = {source!r}: its tokenizer has no end token"
-    )
-    require(
-        tokenizer.chat_template is not None,
-        f"model = {source!r}: its tokenizer has no chat template; use an instruction-tuned model",
-    )
-    rows = model.get_input_embeddings().num_embeddings
-    require(
-        len(tokenizer) <= rows,
-        f"model = {source!r}: its tokenizer has {len(tokenizer)} tokens, the network only {rows}",
-    )
-    require(not getattr(model, "_hf_peft_config_loaded", False), only_adapters)
+    # Frozen weights lose no updates.
+    tokenizer, model = read_model(source, dtype if config.lora_rank else torch.float32)
+    check_tokenizer(tokenizer, model, source)
     end_id = end_token(tokenizer, model)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end_id
     # eval() switches dropout off: with it the ratio would differ from 1 at unchanged weights.
@@ -304,7 +269,7 @@ def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
     policy.compiled = config.compile
     try:
         if config.gradient_checkpointing:
-            # The name changes with transformers 6.
+            # transformers 5 has another name for it
             enable = getattr(model, "activation_checkpointing_enable", None)
             (enable or model.gradient_checkpointing_enable)()
         if config.lora_rank:
@@ -316,6 +281,61 @@ def load_policy(config: Config, folder: str | Path | None = None) -> Policy:
     except ValueError as error:
         raise ConfigError(f"model = {source!r}: {first_line(error)}") from None
     return policy
+
+
+def read_model(source: str, dtype: torch.dtype) -> tuple[PreTrainedTokenizerBase, nn.Module]:
+    """Tokenizer and network of a folder or name, weights in this dtype. Raises ConfigError."""
+    is_folder = Path(source).is_dir()
+    require(
+        is_folder or re.fullmatch(r"[\w.-]+/[\w.-]+", source) is not None,
+        f"model = {source!r}: no such folder, and not a Hugging Face name (owner/name) either; "
+        "allowed: tiny, a folder with config.json, weights and tokenizer, or a name",
+    )
+    only_adapters = (
+        f"model = {source!r}: this holds adapters, not a model; start from the folder of the run "
+        "that made them, where they are merged into one"
+    )
+    require(not (Path(source) / "adapter_config.json").is_file(), only_adapters)
+    transformers_logging.disable_progress_bar()
+    try:
+        local = {"local_files_only": is_folder or not hub_is_reachable()}
+        tokenizer = AutoTokenizer.from_pretrained(source, **local)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, output_loading_info=True, **local
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # files that are damaged fail in any of several libraries
+        raise ConfigError(
+            f"model = {source!r}: this folder holds no loadable model ({first_line(error)})"
+            if is_folder
+            else f"model = {source!r}: no such folder, and no model of this name in the cache of "
+            "Hugging Face models or on the hub"
+        ) from None
+    require(not getattr(model, "_hf_peft_config_loaded", False), only_adapters)
+    missing = sorted(found["missing_keys"])  # transformers would go on with random numbers there
+    require(
+        not missing,
+        f"model = {source!r}: its files lack {len(missing)} of the network's weights, "
+        f"{', '.join(missing[:3])} among them",
+    )
+    return tokenizer, model
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: nn.Module, source: str) -> None:
+    """ConfigError unless it can hold a conversation that ends, in tokens the network knows."""
+    require(
+        tokenizer.eos_token_id is not None, f"model = {source!r}: its tokenizer has no end token"
+    )
+    require(
+        tokenizer.chat_template is not None,
+        f"model = {source!r}: its tokenizer has no chat template; use an instruction-tuned model",
+    )
+    rows = model.get_input_embeddings().num_embeddings
+    require(
+        len(tokenizer) <= rows,
+        f"model = {source!r}: its tokenizer has {len(tokenizer)} tokens, the network only {rows}",
+    )
 
 
 def end_token(tokenizer: PreTrainedTokenizerBase, model: nn.Module) -> int:

@@ -229,7 +229,10 @@ def chunks_of_logits(
 def own_head_log_probs(
     policy: Policy, states: Tensor, tokens: Tensor, temperature: float, chunk: int, entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The same as `HeadLogProbs` for a head that does more than multiply: slower, as lean."""
+    """The same as `HeadLogProbs` for a head that does more than multiply: slower, as lean.
+
+    states (tokens, width), tokens (tokens,) → (tokens,), (tokens,) or None
+    """
 
     def values(states: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
         logits = policy.logits(states)[None]

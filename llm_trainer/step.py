@@ -273,6 +273,7 @@ class Learner:
         if self.config.minibatches > 1:
             prompts = len(batch.rewards)
             order = torch.randperm(prompts, generator=self.shuffle).to(batch.rewards.device)
+            # dynamic sampling may have kept fewer prompts
             pieces = order.tensor_split(min(self.config.minibatches, prompts))
             parts = [count(batch.take(index)) for index in pieces]
         return (part for part in map(self.taught, parts) if part is not None)
@@ -280,6 +281,7 @@ class Learner:
     # ------------------------------------------------------------ loss and gradient
 
     def loss_inputs(self, batch: StepBatch, logp: Tensor, values: Tensor | None = None) -> Batch:
+        """What the losses read; logp, values : (batch, time), with gradient."""
         return Batch(
             logp=logp,
             advantages=batch.advantages,
@@ -398,7 +400,8 @@ class Learner:
             metrics |= self.check_first(batch, pieces, metrics)
         if self.room.halved:
             metrics["micro_batch"] = self.room.size
-        return {**losses, "grad_norm": norms[0], "lr": self.move(), **metrics}
+        lr = self.move()
+        return {**losses, "grad_norm": norms[0], "lr": lr, **metrics}
 
     def check_first(
         self, batch: StepBatch, pieces: list[Piece], metrics: dict[str, float]
@@ -468,5 +471,5 @@ def count(batch: StepBatch) -> StepBatch:
 
 
 def ramp(updates: int, warmup: int) -> float:
-    """Share of the full learning rate after so many updates; 0 before the first."""
+    """Share of the full learning rate after so many updates; 0 while the number is negative."""
     return min(1.0, max(0, updates + 1) / max(1, warmup))

@@ -233,6 +233,22 @@ def test_while_warming_up_only_the_critic_learns(make_learner, draw, critic):
 
 
 @pytest.mark.parametrize("critic", CRITICS)
+def test_policy_and_critic_move_at_rates_of_their_own(make_learner, draw, critic):
+    """AdamW's first step moves a weight by its learning rate."""
+    rates = {"lr": 3e-4, "critic_lr": 2e-3, "lr_warmup": 4}  # a quarter of each at first
+    learner = opinionated(make_learner(algorithm="ppo", critic=critic, **rates))
+    batch = learner.measure(draw(learner))
+    both = (learner.policy.trainable(), learner.critic.weights())
+    before = [[w.detach().clone() for w in weights] for weights in both]
+    learner.update(batch, fresh=True)
+    moved = [
+        max((w - b).abs().max().item() for w, b in zip(weights, old, strict=True))
+        for weights, old in zip(both, before, strict=True)
+    ]
+    assert moved == pytest.approx([3e-4 / 4, 2e-3 / 4], rel=1e-2)
+
+
+@pytest.mark.parametrize("critic", CRITICS)
 def test_a_critic_learns_a_batch_by_heart(make_learner, draw, critic):
     learner = make_learner(
         algorithm="ppo", critic=critic, critic_lr=1e-3, critic_warmup=1000, lam=1.0

@@ -126,6 +126,7 @@ def test_a_tokenizer_without_a_chat_template_is_refused(qwen_folder, settings, t
         ("model.safetensors", b"short", "holds no loadable model"),
         ("config.json", b"{", "holds no loadable model"),
         ("tokenizer.json", b"{", "holds no loadable model"),
+        ("tokenizer.json", b"{}", "holds no loadable model"),
         ("chat_template.jinja", b"{{ nothing.at.all }}", "its chat template fails"),
         ("chat_template.jinja", b"{% if", "its chat template fails"),
     ],
@@ -137,6 +138,23 @@ def test_a_damaged_folder_is_refused(qwen_folder, settings, tmp_path, name, text
         load_policy(
             load(CONFIGS / "grpo_qwen3_1.7b_80gb.yaml", [*settings, f"model={tmp_path / 'bad'}"])
         )
+
+
+@pytest.mark.parametrize("types", [None, "full_attention"])
+def test_a_network_with_more_layers_than_there_are_weights_is_refused(
+    qwen_folder, settings, tmp_path, types
+):
+    """transformers warns of it, and goes on with a layer of random numbers."""
+    bad = tmp_path / "bad"
+    shutil.copytree(qwen_folder, bad)
+    shape = json.loads((bad / "config.json").read_text())
+    shape["num_hidden_layers"] += 1
+    if types:
+        shape["layer_types"].append(types)
+    (bad / "config.json").write_text(json.dumps(shape))
+    says = "its files lack 11 of the network's weights" if types else "holds no loadable model"
+    with pytest.raises(ConfigError, match=says):
+        load_policy(load(CONFIGS / "grpo_qwen3_1.7b_80gb.yaml", [*settings, f"model={bad}"]))
 
 
 def test_a_folder_without_a_model_is_refused(settings, tmp_path):
