@@ -47,7 +47,6 @@ class Rewards:
     correctness: float  # reasoning-gym's partial credit
     format: float  # 1 if the whole response is one answer tag and its end token
     exact: float  # 1 if it is right as a whole: what we evaluate, no part of the reward
-    length: float = 0.0  # 1 − tokens/max_new_tokens
 
 
 class Stream:
@@ -84,20 +83,11 @@ class Task:
         text = " ".join(entry["question"].split())
         return text if len(text) <= 60 else f"… {text[-58:]}"
 
-    def score(
-        self,
-        response: str,
-        entry: dict,
-        *,
-        ended: bool = True,
-        tokens: int | None = None,
-        limit: int | None = None,
-    ) -> Rewards:
+    def score(self, response: str, entry: dict, *, ended: bool = True) -> Rewards:
         """Score one response.
 
         response : its text before the end token, special tokens visible
         ended : whether the end token came
-        tokens, limit : its length with the end token, and max_new_tokens, for the length part
 
         extract_answer takes the last answer tag, strips it and ignores the text around it, so
         format and exact look at the whole response. Without a tag or with an empty one,
@@ -110,7 +100,6 @@ class Task:
             correctness=correctness,
             format=float(whole),
             exact=float(whole and self.is_exact(response, correctness, entry)),
-            length=1 - tokens / limit if tokens is not None and limit else 0.0,
         )
 
     def correctness(self, answer: str, entry: dict) -> float:
@@ -311,9 +300,9 @@ class Mixture(Task):
     def label(self, entry: dict) -> str:
         return self.tasks[name_of(entry)].label(entry)
 
-    def score(self, response: str, entry: dict, **given) -> Rewards:
+    def score(self, response: str, entry: dict, *, ended: bool = True) -> Rewards:
         """As the entry's own task scores it."""
-        return self.tasks[name_of(entry)].score(response, entry, **given)
+        return self.tasks[name_of(entry)].score(response, entry, ended=ended)
 
 
 class MixtureStream(Stream):

@@ -308,7 +308,8 @@ class Run:
             self.console.say(verdict(self.log.history, self.config))
             self.console.say(f"model, tokenizer, log and checkpoint are in {self.folder}")
         else:
-            self.console.say(f"stopped after step {self.done.step}; go on with --resume")
+            step, folder = self.done.step, self.folder
+            self.console.say(f"stopped after step {step}; go on with train --resume {folder}")
         self.devices.end()
 
     def cpu_seconds(self) -> float:

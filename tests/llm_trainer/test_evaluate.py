@@ -6,6 +6,7 @@ from itertools import combinations, product
 import pytest
 
 from llm_trainer.config import ConfigError, TaskConfig
+from llm_trainer.devices import Devices
 from llm_trainer.evaluate import (
     SampledEvaluation,
     evaluate,
@@ -115,3 +116,23 @@ def test_greedy_evaluation_gives_its_standard_error(policy, spelling, short):
     assert 0 < p < 1
     assert result.standard_error == pytest.approx(math.sqrt(p * (1 - p) / 29))
     assert result.by_task == {"spell_backward": p}
+
+
+def test_a_process_without_a_share_of_the_questions_evaluates_the_others(
+    policy, spelling, monkeypatch
+):
+    """One question for two processes: the first has none."""
+    found = []
+
+    def everyone(self, thing):
+        found.append(thing)
+        return found
+
+    monkeypatch.setattr(Devices, "everyone", everyone)
+    for rank in (0, 1):
+        result = evaluate(
+            policy, spelling, ["sun"], max_new_tokens=12, devices=Devices(rank, world=2)
+        )
+    assert found[0] == []
+    monkeypatch.undo()
+    assert result == evaluate(policy, spelling, ["sun"], max_new_tokens=12)

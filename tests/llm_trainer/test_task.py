@@ -313,9 +313,8 @@ def test_yaml_text_stands_for_reasoning_gyms_enumerations():
 
 def test_the_right_answer_is_exact_in_every_kind_of_task(four):
     for entry in four.held_out[:40]:
-        rewards = four.score(tagged(entry["answer"]), entry, ended=True, tokens=3, limit=12)
+        rewards = four.score(tagged(entry["answer"]), entry)
         assert (rewards.correctness, rewards.format, rewards.exact) == (1, 1, 1)
-        assert rewards.length == 0.75
         assert four.score(tagged(entry["answer"]), entry, ended=False).exact == 0
         assert four.score(f"x{tagged(entry['answer'])}", entry).exact == 0
 
@@ -392,14 +391,6 @@ def test_answers_with_angle_brackets_can_be_exact_in_generated_tasks():
     task = load_task(TaskConfig(mixture={"jugs": 1}, held_out=2))
     entry = next(entry for entry in task.held_out if ">" in entry["answer"])
     assert task.score(tagged(entry["answer"]), entry).exact == 1
-
-
-def test_the_length_part_pays_for_brevity_alone(spelling):
-    """So it pays most for saying nothing: its weight has to stay below what an answer earns."""
-    entry = spelling.entry("sun")
-    lengths = [spelling.score("", entry, tokens=n, limit=12).length for n in (1, 6, 12)]
-    assert lengths == pytest.approx([11 / 12, 1 / 2, 0])  # cut at the limit: nothing
-    assert spelling.score("<answer>nus</answer>", entry, tokens=6, limit=12).length == 0.5
 
 
 # ---------------------------------------------------------------- a run on a mixture

@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llm_trainer import train as train_module
 from llm_trainer.config import CONFIGS, ConfigError, RunError, load, with_values
+from llm_trainer.rollout import Answers, Responses, pad_prompts
 from llm_trainer.step import NonFiniteError
-from llm_trainer.train import NoSignalError, train
+from llm_trainer.train import NoSignalError, rewarded, train
 from llm_trainer.verdict import no_signal, verdict
 from policy_gradients.algorithms import grpo_loss
 
@@ -325,6 +326,21 @@ def test_a_step_without_contrast_is_logged_and_skipped(make_config):
     assert [line["groups/trained"] for line in result.history[1:]] == [0, 0]
     assert [line["groups/contrast"] for line in result.history[1:]] == [0.0, 0.0]
     assert same(weights(config.model), weights(config.output_dir))
+
+
+def test_the_length_part_pays_for_brevity_alone(make_config, policy, spelling):
+    """So it pays most for saying nothing: its weight has to stay below what an answer earns."""
+    mask = torch.arange(12) < torch.tensor([[1], [6], [12], [6]])
+    prompts = pad_prompts([policy.prompt("Spell")], policy)
+    responses = Responses(torch.zeros(4, 12, dtype=torch.int64), mask, torch.zeros(4, 12))
+    said = ["", "", "", "<answer>nus</answer>"]
+    scores = [spelling.score(text, spelling.entry("sun")) for text in said]
+    config = make_config(reward_length=0.5)
+    batch = rewarded(Answers(prompts, responses, said, scores), config)
+    # the third is cut at the limit of 12
+    assert batch.parts["length"].tolist()[0] == pytest.approx([11 / 12, 1 / 2, 0, 1 / 2])
+    assert batch.rewards.tolist()[0] == pytest.approx([0.5 * 11 / 12, 0.25, 0, 1 + 0.1 + 0.25])
+    assert batch.correct.tolist() == [[0, 0, 0, 1]]
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
