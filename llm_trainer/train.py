@@ -227,7 +227,7 @@ class Run:
                 run_id, lines = self.done.run_id, len(self.log.history)
                 self.log.tracker = make_tracker(self.config, run_id, lines)
             if not self.log.history:
-                self.note({"step": 0, **self.evaluate()})
+                self.write({"step": 0, **self.evaluate()})
                 self.save()
             with stop_requested(patient=self.devices.world > 1) as stop:
                 while not self.finished and not self.devices.any(stop.is_set()):
@@ -269,7 +269,7 @@ class Run:
             "time/tokens_per_second": metrics["tokens"] / seconds,
             "time/cpu_seconds": self.cpu_seconds(),
         }
-        self.note(metrics, samples)
+        self.write(metrics, samples)
         self.done.step = step
         if step % config.save_every == 0:
             self.save()
@@ -296,7 +296,7 @@ class Run:
         total = {"eval/exact": result.exact, "eval/correctness": result.correctness}
         return total | (parts if len(parts) > 1 else {})
 
-    def note(self, metrics: dict[str, Any], samples: Sequence[Sample] = ()) -> None:
+    def write(self, metrics: dict[str, Any], samples: Sequence[Sample] = ()) -> None:
         """Into the log and onto the console."""
         self.log.write(metrics)
         self.console.step(metrics, samples)
@@ -386,7 +386,7 @@ def sample_and_score(
     part = rewarded(answers, config)
     samples = pick_samples([task.label(e) for e in own], answers.texts, part.rewards.tolist())
     batch = join(devices.everyone(part), policy.pad_id)
-    metrics = describe(batch, policy.end_id)
+    metrics = sample_metrics(batch, policy.end_id)
     if len(task.tasks) > 1:
         right = by_task(entries, batch.correct.mean(1).tolist())
         metrics |= {f"reward/exact/{name}": share for name, share in right.items()}
@@ -424,7 +424,7 @@ def rewarded(answers: Answers, config: Config) -> StepBatch:
     )
 
 
-def describe(batch: StepBatch, end_id: int) -> dict[str, float]:
+def sample_metrics(batch: StepBatch, end_id: int) -> dict[str, float]:
     """Numbers of everything that was sampled."""
     return {
         "reward/mean": batch.rewards.mean().item(),
