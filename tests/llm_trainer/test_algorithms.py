@@ -495,9 +495,10 @@ def test_the_loss_is_weighed_and_its_kl_is_not(make_learner, draw, importance, l
     assert 0 < told["importance/capped"] < 1
 
 
-def test_a_kl_in_the_reward_is_weighed_with_the_rest_of_the_advantage(make_learner, draw):
+@pytest.mark.parametrize("algorithm", ["rloo", "ppo"])
+def test_a_kl_in_the_reward_is_weighed_with_the_rest(make_learner, draw, algorithm):
     """The samples are the sampler's, so what was paid on them is weighed like what was earned."""
-    values = {"algorithm": "rloo", "kl_coef": 0.3, "old_logprobs": "recompute"}
+    values = {"algorithm": algorithm, "kl_coef": 0.3, "old_logprobs": "recompute"}
     learner = make_learner(importance="sequence", importance_cap=100, **values)
     nudge(learner)  # away from the reference
     seen = draw(learner)
@@ -505,8 +506,9 @@ def test_a_kl_in_the_reward_is_weighed_with_the_rest_of_the_advantage(make_learn
     weighed = learner.measure(seen)
     learner.weigh = None
     plain = learner.measure(seen)
-    paid = learner.row.advantage(seen.rewards).reshape(-1, 1) - plain.advantages
-    assert paid.abs().max() > 0.01
+    learner.row = replace(learner.row, kl_coefficient=0.0)
+    unpaid = learner.measure(seen).advantages
+    assert (unpaid - plain.advantages).abs().max() > 0.01
     weight = torch.exp(0.1 * seen.mask.sum(1, keepdim=True))
     assert torch.allclose(weighed.advantages, weight * plain.advantages, rtol=1e-4)
 
