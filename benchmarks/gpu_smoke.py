@@ -233,7 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--presets", nargs="+", default=PRESETS, help="names in llm_trainer/configs"
     )
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--steps", type=int, default=3, help="measured steps, after one more")
     parser.add_argument("--layers", type=int, help="fewer layers than the model has")
     parser.add_argument("--width", type=int, help="narrower, with 4 heads of 16")
@@ -241,6 +241,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="override")
     parser.add_argument("--skip-trl", action="store_true")
     options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        small = "--device cpu --layers 2 --width 64 --vocabulary 1000"
+        parser.error(f"no GPU here; on a CPU only a small form is of use: {small}")
     device = pick_device(options.device)
     if device.type == "cpu":
         torch.set_num_threads(1)

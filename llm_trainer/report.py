@@ -280,6 +280,8 @@ def _caption(groups: Sequence[Group], window: int, flat: list[str]) -> str:
     how = []
     if any(len(group.runs) > 1 for group in groups):
         how.append("Line: mean of the seeds; band: from the smallest to the largest.")
+    if any(len({run.lines[-1]["step"] for run in group.runs}) > 1 for group in groups):
+        how.append("Thin lines: single runs that went on after the shortest.")
     if window > 1:
         how.append(f"Numbers of single steps are running means over {window} steps.")
     lines = [" ".join(how)] * bool(how)

@@ -67,7 +67,9 @@ class Learner:
         own_body = config.critic == "model"
         self.critic = make_critic(policy, own_body=own_body) if self.row.needs_critic else None
         self.optimizer = self.make_optimizer()
-        self.bounds = dict(BOUNDS[policy.dtype])
+        # Rounding of logits, and so of log-probabilities, is divided by the temperature.
+        colder = max(1.0, 1 / config.temperature)
+        self.bounds = {k: v * colder for k, v in BOUNDS[policy.dtype].items()}
         if config.sampler == "vllm":  # other kernels round otherwise
             self.bounds["agreement"] = BOUNDS[torch.bfloat16]["agreement"]
         advice = "group, max_new_tokens or logprob_chunk; or set gradient_checkpointing, lora_rank"

@@ -58,7 +58,7 @@ from llm_trainer.sharded import make_learner
 from llm_trainer.step import Learner, NonFiniteError
 from llm_trainer.task import Stream, Task, by_task, load_task
 from llm_trainer.tiny import warm_start
-from llm_trainer.verdict import no_signal, verdict
+from llm_trainer.verdict import beginning, no_signal, verdict
 from policy_gradients.diagnostics import sampled_entropy, zero_contrast_share
 from policy_gradients.filters import dapo_filter, overlong_penalty
 
@@ -279,7 +279,8 @@ class Run:
         favours = batch is not None and self.learner.has_contrast(batch)
         self.done.idle = 0 if favours else self.done.idle + 1
         if self.done.idle >= NO_SIGNAL_LIMIT and metrics["reward/exact"] < 0.5:
-            raise NoSignalError(no_signal(self.done.idle, metrics, self.config))
+            begun = beginning(self.log.history)
+            raise NoSignalError(no_signal(self.done.idle, metrics, self.config, begun=begun))
 
     def evaluate(self) -> dict[str, float]:
         """Accuracy on held-out items, of each task too if there are several."""
@@ -305,7 +306,8 @@ class Run:
         """The model, if this is the end; what has become of it; leave the other processes."""
         if self.finished:
             self.save_finished()
-            self.console.say(verdict(self.log.history, self.config))
+            own = self.learner.own_loss is not None
+            self.console.say(verdict(self.log.history, self.config, own_loss=own))
             self.console.say(f"model, tokenizer, log and checkpoint are in {self.folder}")
         else:
             step, folder = self.done.step, self.folder

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from llm_trainer import train as train_module
 from llm_trainer.config import CONFIGS, ConfigError, RunError, load, with_values
 from llm_trainer.rollout import Answers, Responses, pad_prompts
-from llm_trainer.step import NonFiniteError
+from llm_trainer.step import Learner, NonFiniteError
 from llm_trainer.train import NoSignalError, rewarded, train
 from llm_trainer.verdict import no_signal, verdict
 from policy_gradients.algorithms import grpo_loss
@@ -352,14 +352,41 @@ def test_endless_steps_without_contrast_end_in_a_clear_error(make_config, monkey
 
 
 def test_a_run_that_got_worse_says_so(make_config):
-    def said(first, last, cut=0.0):
-        lines = [{"eval/exact": first}, {"eval/exact": last, "length/truncated": cut}]
+    def said(first, last, cut=0.0, begun=0.0):
+        lines = [{"eval/exact": first}, {"length/truncated": begun}]
+        lines.append({"eval/exact": last, "length/truncated": cut})
         return verdict(lines, make_config())
 
     assert said(0.4, 0.9) == "held-out exact went from 40.0% to 90.0%"
     assert said(0.4, 0.3).endswith("40.0% to 30.0%. Try a smaller lr")
-    assert "Nearly all answers are cut: raise max_new_tokens" in said(0.4, 0.5, 0.95)
+    assert "Nearly all answers are cut: raise max_new_tokens" in said(0.4, 0.5, 0.95, begun=0.95)
     assert verdict([{"eval/exact": 0.4}], make_config())  # no steps at all
+
+
+def test_a_run_that_fell_or_stood_still_is_told_where_to_look(make_config):
+    def said(first, last, *, own_loss=False, begun=0.0, **numbers):
+        begin = {"step": 1, "length/truncated": begun}
+        end = {"step": 40, "eval/exact": last, **numbers}
+        lines = [{"step": 0, "eval/exact": first}, begin, end]
+        return verdict(lines, make_config(), own_loss=own_loss)
+
+    assert "Is the sign of your loss right" in said(0.465, 0.015, own_loss=True)
+    assert "sign" not in said(0.465, 0.015)
+    assert "next to nothing. More steps, or a larger lr" in said(0.465, 0.465)
+    assert said(0.95, 0.952) == "held-out exact went from 95.0% to 95.2%"
+    cut = {"length/truncated": 1.0}
+    assert said(0.465, 0.0, **cut).endswith("ended at first, and nearly all are cut now: lower lr")
+    never = said(0.0, 0.0, begun=1.0, **cut, **{"reward/format": 0.0})
+    assert "from the first step on" in never
+    assert "never taught this task" in never
+
+
+def test_a_cold_run_is_not_taken_for_a_wrong_one(make_config, policy):
+    """Log-probabilities are logits over temperature, and so is their rounding."""
+    config = make_config(temperature=0.01)
+    assert Learner(policy, config).bounds["ratio"] == pytest.approx(1e-2)
+    assert Learner(policy, make_config(temperature=2.0)).bounds["ratio"] == 1e-4
+    train(config, quiet=True)
 
 
 LAST = {  # a step of a run in which nothing is wrong but the answers
