@@ -9,9 +9,9 @@ import re
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.logprob_memory import allocated
 from llm_trainer import memory
 from llm_trainer.__main__ import main
 from llm_trainer.config import CONFIGS, build, load, with_values
@@ -185,19 +185,6 @@ def test_checkpointing_keeps_the_inputs_of_layers():
     assert whole - layer == pytest.approx(saved, rel=0.05)  # `layer` is computed again in backward
 
 
-def peak_of(run):
-    """Most bytes that the CPU allocator had handed out at once while `run` ran."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        run()
-    events = recorded.profiler.kineto_results.events()
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    now = most = 0
-    for _, change in changes:
-        now += change
-        most = max(most, now)
-    return most
-
-
 @pytest.mark.parametrize(
     ("dtype", "rank", "shared"),
     [("float32", 0, True), ("float32", 0, False), ("bfloat16", 0, True), ("bfloat16", 8, True)],
@@ -217,7 +204,7 @@ def test_the_peak_of_training(dtype, rank, shared):
     backward()  # from now on gradients are there, as from the second micro-batch on
     held = sum(w.grad.nbytes for w in policy.trainable())
     estimated = memory.total(memory.training(shape, config, PROMPT))
-    assert estimated == pytest.approx(held + peak_of(backward), rel=0.10)
+    assert estimated == pytest.approx(held + allocated(backward), rel=0.10)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +221,7 @@ def test_the_peak_of_sampling(dtype, changes):
     policy, shape, config = slice_of("Qwen/Qwen3-0.6B", dtype, **changes)
     policy.end_id = -1
     prompts, generator = some_prompts(), torch.Generator().manual_seed(0)
-    peak = peak_of(
+    peak = allocated(
         lambda: sample(
             policy, prompts, group=GROUP, max_new_tokens=config.max_new_tokens, temperature=1.0,
             generator=generator,
