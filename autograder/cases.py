@@ -22,7 +22,7 @@ class Case:
     """One call: ``function(*args, **knobs)``.
 
     args : tensors, passed by position.
-    knobs : numbers, passed by keyword.
+    knobs : numbers, tensors or None, passed by keyword.
     differentiable : positions in ``args`` whose gradient is expected to be right.
     constants : positions that require grad but into which no gradient may flow.
     weights : the gradient recorded is that of ``(output * weights).sum()``; the expected output's
@@ -34,23 +34,30 @@ class Case:
 
     name: str
     args: tuple[torch.Tensor, ...]
-    knobs: dict[str, float] = field(default_factory=dict)
+    knobs: dict[str, float | torch.Tensor | None] = field(default_factory=dict)
     differentiable: tuple[int, ...] = ()
     constants: tuple[int, ...] = ()
     weights: torch.Tensor | None = None
     padding: torch.Tensor | None = None
     stability: bool = False
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Everything that the function must leave as it is: ``args``, then the tensor knobs."""
+        return (*self.args, *(v for v in self.knobs.values() if isinstance(v, torch.Tensor)))
+
 
 @dataclass(frozen=True)
 class Outcome:
     """What one call did.
 
-    value : what was returned, detached and copied; None when that was no tensor or number.
-    kind : "tensor", "number", or the name of the type that came back instead.
+    value : what was returned, detached and copied; None when that was no tensor or number. Several
+        tensors of one shape and dtype are stacked along a new first axis.
+    kind : "tensor", "number", "2 tensors", or the name of the type that came back instead.
     gradients : one entry per position of ``case.differentiable + case.constants``; None where
         nothing flows.
-    modified : positions in ``args`` that the function changed: entries, shape, dtype or graph.
+    modified : positions in ``case.tensors`` that the function changed: entries, shape, dtype or
+        graph.
     error : "" or "TypeName: message (line n)", the exception of the call or of its backward pass.
     """
 
@@ -87,11 +94,13 @@ def _called(function, case: Case) -> Outcome:
     # A copy of the leaf, not the leaf: torch would refuse to write into a leaf, and we want to
     # see the write.
     given = [leaf.clone() if leaf.requires_grad else leaf for leaf in leaves]
+    knobs = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in case.knobs.items()}
+    watched = [*given, *(v for v in knobs.values() if isinstance(v, torch.Tensor))]
     try:
-        result = function(*given, **case.knobs)
+        result = function(*given, **knobs)
         value, kind = _plain(result)
     except (Exception, SystemExit) as error:
-        modified = _modified(given, case.args, tracked)
+        modified = _modified(watched, case.tensors, tracked)
         return Outcome(error=_describe(error, function), modified=modified)
     gradients: tuple[torch.Tensor | None, ...] = (None,) * len(tracked)
     error_text = ""
@@ -108,7 +117,7 @@ def _called(function, case: Case) -> Outcome:
         value=value,
         kind=kind,
         gradients=tuple(None if g is None else g.detach().clone() for g in gradients),
-        modified=_modified(given, case.args, tracked),
+        modified=_modified(watched, case.tensors, tracked),
         error=error_text,
     )
 
@@ -120,6 +129,11 @@ def _plain(result) -> tuple[torch.Tensor | None, str]:
         if not ordinary or result.device.type == "meta" or result.dtype not in DTYPES:
             return None, "tensor of an unusual kind"
         return result.detach().cpu().clone(), "tensor"
+    if type(result) in (tuple, list) and len(result) > 1:
+        parts = [_plain(part) for part in result]
+        alike = {(p.shape, p.dtype) for p, kind in parts if kind == "tensor"}
+        if len(alike) == 1 and all(kind == "tensor" for _, kind in parts):
+            return torch.stack([part for part, _ in parts]), f"{len(parts)} tensors"
     if isinstance(result, float):
         return torch.tensor(result, dtype=torch.float64), "number"
     return None, type(result).__name__

@@ -12,14 +12,14 @@ from pathlib import Path
 from autograder.imports import ALLOWED, COURSE, forbidden_imports
 from autograder.judge import Verdict, assess, cases_for, collect, judge, percent, refusal
 from autograder.questions import find
-from autograder.questions.base import LECTURES
+from autograder.questions.base import LECTURES, where
 
 LABELS = {
     "imports": "imports only what is allowed",
     "callable": "answered with a function",
     "runs": "runs on every input",
     "shape": "shape",
-    "floating": "floating-point result",
+    "floating": "dtype of the result",
     "finite": "no NaN, no infinity",
     "value": "values",
     "gradient": "gradient",
@@ -204,7 +204,7 @@ def findings(verdict: Verdict) -> list[tuple[str, str]]:
         ("for example", details["example"]),
         ("likely cause", verdict.cause),
         ("hint", details["hint"]),
-        ("read again", f"lecture {details['lecture']}"),
+        ("read again", where(details["lecture"])),
     ]
     return [(label, text) for label, text in pairs if text]
 

@@ -153,7 +153,7 @@ class Examiner:
 def _fits(case, outcome) -> bool:
     """Whether an outcome can come from `collect`: what a learner's process says is not trusted."""
     tracked = len(case.differentiable) + len(case.constants)
-    positions = range(len(case.args))
+    positions = range(len(case.tensors))
     return len(outcome.gradients) in (0, tracked) and all(i in positions for i in outcome.modified)
 
 

@@ -26,7 +26,7 @@ from autograder.cases import Case, Outcome, Outcomes, collect, identical
 from autograder.imports import forbidden_imports
 from autograder.patterns import describe
 from autograder.questions import find
-from autograder.questions.base import Draw, Question
+from autograder.questions.base import RESULTS, Draw, Question
 
 __all__ = ["Verdict", "assess", "cases_for", "collect", "forbidden_imports", "judge", "refusal"]
 
@@ -138,7 +138,7 @@ def _clean(case: Case, got: Outcome) -> Outcome:
         for i, g in zip(tracked, given, strict=True)
     ]
     gradients = tuple(g if fit else None for g, fit in zip(given, fits, strict=True))
-    modified = tuple(i for i in got.modified if 0 <= i < len(case.args))
+    modified = tuple(i for i in got.modified if 0 <= i < len(case.tensors))
     return replace(got, gradients=gradients, modified=modified)
 
 
@@ -175,7 +175,7 @@ def _checks(question: Question, cases, expected, outcomes) -> list[dict]:
         "callable": _answered,
         "runs": _runs,
         "shape": _shape,
-        "floating": _floating,
+        "floating": partial(_floating, question),
         "finite": _finite,
         "value": partial(_value, question),
         "gradient": partial(_gradient, question, names),
@@ -228,14 +228,22 @@ def _runs(case, want, got):
 
 
 def _shape(case, want, got):
+    if _count(got) != _count(want):
+        return f"{_count(got).rpartition(' ')[0]} where {_count(want)} expected"
     if got.value.shape != want.value.shape:
         return f"shape {tuple(got.value.shape)} where {tuple(want.value.shape)} is expected"
     return None
 
 
-def _floating(case, want, got):
-    if not got.value.is_floating_point():
-        return f"dtype {got.value.dtype} where a floating dtype is expected"
+def _count(outcome) -> str:
+    several = re.fullmatch(r"\d tensors", outcome.kind)  # free text from a foreign process
+    return f"{outcome.kind} are" if several else "one tensor is"
+
+
+def _floating(question, case, want, got):
+    if not RESULTS[question.result](got.value.dtype):
+        wanted = {"floating": "a floating dtype", "bool": "torch.bool"}.get(question.result)
+        return f"dtype {got.value.dtype} where {wanted or 'a mask of 0 and 1'} is expected"
     return None
 
 
@@ -277,6 +285,7 @@ def _padding(question, case, want, got):
 
 def _inputs(names, case, want, got):
     if got.modified:
+        names = [*names, *(k for k, v in case.knobs.items() if isinstance(v, torch.Tensor))]
         return f"changes its input {', '.join(names[i] for i in got.modified)} in place"
     return None
 
@@ -510,7 +519,7 @@ def _ending(question, case, want, got) -> str:
     tests = {
         "runs": _runs,
         "shape": _shape,
-        "floating": _floating,
+        "floating": partial(_floating, question),
         "finite": _finite,
         "value": partial(_value, question),
         "gradient": partial(_gradient, question, argument_names(question)),
@@ -524,7 +533,9 @@ def _same(question, case, want, got: Outcome, ending, other: Outcome, skip_nan) 
     """Did the answer and the mistake do the same? Stability cases: did both end alike?"""
     if case.stability:
         return ending is None or ending == _ending(question, case, want, other)
-    if got.value is None or other.value is None or not got.value.is_floating_point():
+    if got.value is None or other.value is None or _count(got) != _count(other):
+        return False
+    if not RESULTS[question.result](got.value.dtype):
         return False
     if not _alike(question, case, got.value, other.value, skip_nan):
         return False

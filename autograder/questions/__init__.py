@@ -1,9 +1,11 @@
 """The registry of questions: ``QUESTIONS["hw1/leave_one_out"]``."""
 
-from autograder.questions import hw1
+from autograder.questions import hw1, hw2, hw3, hw4, hw5
 from autograder.questions.base import Draw, Mistake, Question
 
-QUESTIONS: dict[str, Question] = {q.id: q for q in hw1.QUESTIONS}
+QUESTIONS: dict[str, Question] = {
+    q.id: q for homework in (hw1, hw2, hw3, hw4, hw5) for q in homework.QUESTIONS
+}
 
 __all__ = ["QUESTIONS", "Draw", "Mistake", "Question", "find"]
 

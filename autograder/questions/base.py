@@ -22,6 +22,20 @@ LECTURES = {
     "01": "01_policy_gradient",
     "02": "02_baselines_and_advantages",
     "03": "03_ratios_and_clipping",
+    "04": "04_trust_regions",
+    "05": "05_kl_regularisation",
+    "06": "06_values_and_gae",
+    "07": "07_actor_critic_and_ppo",
+    "08": "08_group_relative_policy_optimization",
+    "09": "09_loss_aggregation_and_length_bias",
+    "10": "10_the_variant_family",
+    "11": "11_silent_bugs",
+}
+STATEMENT = "the statement"  # "the statement, [PREF-2]": explained in the homework's own text
+RESULTS = {  # what a question may ask for -> is this dtype accepted?
+    "floating": lambda dtype: dtype.is_floating_point,
+    "bool": lambda dtype: dtype is torch.bool,
+    "mask": lambda dtype: not dtype.is_complex,
 }
 
 
@@ -32,7 +46,7 @@ class Mistake:
     name : the switch of the question's ``buggy`` function.
     cause : one sentence that says what the answer does, without numbers of any input.
     hint : one sentence that says what to look at.
-    lecture : where it is explained, e.g. "02, [BL-8]".
+    lecture : where it is explained, e.g. "02, [BL-8]" or "the statement, [PREF-2]".
     """
 
     name: str
@@ -55,6 +69,8 @@ class Question:
     variants : keywords under which reference and buggy are both accepted, e.g. ddof 0 or 1.
     tolerance : largest difference relative to the largest entry of the expected tensor.
     zero : largest absolute value accepted where the expected entry is exactly 0; None: as others.
+    result : "floating", "bool", or "mask" (bool, integer or floating 0 and 1); a key of RESULTS.
+    bonus : its points come on top of the homework's 20.
     """
 
     id: str
@@ -70,6 +86,8 @@ class Question:
     variants: tuple[dict, ...] = ({},)
     tolerance: float = 1e-4
     zero: float | None = None
+    result: str = "floating"
+    bonus: bool = False
 
     @property
     def homework(self) -> str:
@@ -78,6 +96,11 @@ class Question:
     @property
     def function_name(self) -> str:
         return self.id.split("/")[1]
+
+
+def where(lecture: str) -> str:
+    """ "02, [BL-8]" -> "lecture 02, [BL-8]"; "the statement, …" stays."""
+    return lecture if lecture.startswith(STATEMENT) else f"lecture {lecture}"
 
 
 def excluding(*groups: str) -> frozenset[frozenset[str]]:

@@ -1,0 +1,3 @@
+"""Homework 5: preferences and rewards. 20 points."""
+
+QUESTIONS = ()
