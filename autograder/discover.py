@@ -1,17 +1,24 @@
-"""Whose notebooks are in a folder? One entry per learner, whatever the files are called."""
+"""Whose notebooks are in a folder, and since when? One entry per learner, whatever it is called."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Found:
-    """One learner's file, or the lack of one, and what was unusual about finding it."""
+    """One learner's file, or the lack of one, and what was unusual about finding it.
+
+    handed_in : when, UTC without a zone, as nbgrader keeps it; None without a file.
+    stamped : that time comes from nbgrader's timestamp.txt, not from the file itself.
+    """
 
     student: str
     path: Path | None
     notes: tuple[str, ...] = ()
+    handed_in: datetime | None = None
+    stamped: bool = False
 
 
 def discover(folder: Path, homework: str) -> list[Found]:
@@ -32,8 +39,35 @@ def discover(folder: Path, homework: str) -> list[Found]:
             found[one.student] = one
         else:
             note = f"There was also a file {printable(entry.name)}; it was not graded."
-            found[one.student] = Found(first.student, first.path, (*first.notes, note))
-    return [found[student] for student in sorted(found)]
+            found[one.student] = replace(first, notes=(*first.notes, note))
+    return [_with_time(found[student]) for student in sorted(found)]
+
+
+def _with_time(found: Found) -> Found:
+    if found.path is None:
+        return found
+    when, stamped = handed_in(found.path)
+    notes = found.notes
+    if not stamped and (found.path.parent / "timestamp.txt").exists():
+        notes += ("The file timestamp.txt holds no time; the notebook's own time counts.",)
+    return replace(found, notes=notes, handed_in=when, stamped=stamped)
+
+
+def handed_in(path: Path) -> tuple[datetime, bool]:
+    """When a notebook was handed in, and whether nbgrader's timestamp.txt beside it says so.
+
+    Without one it is the time at which the file was last changed. UTC without a zone.
+    """
+    from nbgrader.utils import parse_utc
+
+    stamp = path.parent / "timestamp.txt"
+    try:
+        if stamp.is_file() and not stamp.is_symlink():
+            with stamp.open(encoding="utf-8") as file:
+                return parse_utc(file.read(100).strip()), True
+    except (OSError, ValueError, OverflowError):
+        pass  # then the file's own time
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).replace(tzinfo=None), False
 
 
 def _loose(path: Path, homework: str) -> Found:
@@ -68,13 +102,15 @@ def _in_folder(folder: Path, homework: str) -> Found:
     if not named:
         note = f"There were {len(others)} notebooks, none called {homework}.ipynb."
         return Found(student, None, (note,) if others else ())
-    # nbgrader's place, then the folder itself, then deeper ones; there the highest copy number.
+    # nbgrader's place, then the folder itself, then deeper ones; there the highest copy number,
+    # and among equals, such as attempt1/hw1.ipynb and attempt2/hw1.ipynb, the latest.
     order = [folder / homework, folder]
-    first = min(
+    first = max(
         named,
         key=lambda p: (
-            order.index(p.parent) if p.parent in order else len(order),
-            -copy_number(p.stem, homework),
+            -order.index(p.parent) if p.parent in order else -len(order),
+            copy_number(p.stem, homework),
+            handed_in(p)[0],
         ),
     )
     name = printable(first.name)

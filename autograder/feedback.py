@@ -7,11 +7,12 @@ bytes.
 
 import html
 import re
+from datetime import timedelta
 
 from autograder.checks import LABELS
 from autograder.judge import percent
 from autograder.questions import find
-from autograder.questions.base import LECTURES
+from autograder.questions.base import LECTURES, STATEMENT
 
 BADGES = {
     "right": ("✓", "right"),
@@ -68,7 +69,7 @@ footer { color: #5b6470; font-size: 14px; margin-top: 28px; }
 
 def page(release, result, score) -> str:
     """The feedback page of one result; score : from the gradebook, so points by hand count."""
-    if result.submission.steps:
+    if not result.empty:
         remarks = [score.comments.get(release.cells[q.answer].grade_id) for q in release.questions]
         points = [score.by_cell[mark.grade_id] for mark in result.marks]
         cards = "\n".join(map(_card, result.marks, points, remarks))
@@ -87,7 +88,7 @@ def page(release, result, score) -> str:
 <body><main>
 <header>
 <div><h1>{_h(title)}</h1><div class="who">{_h(result.student)}</div></div>
-<div class="total">{score.total:g} / {score.maximum:g}<small>points</small></div>
+<div class="total">{score.total:g} / {score.maximum:g}<small>{_arithmetic(score)}</small></div>
 </header>
 {_notes(result, score)}
 {cards}
@@ -100,6 +101,21 @@ are named by their file in the folder of the course.</footer>
 """
 
 
+def _arithmetic(score) -> str:
+    if not score.penalty:
+        return "points"
+    return f"points: {score.total + score.penalty:g} less {score.penalty:g} for lateness"
+
+
+def duration(late: timedelta) -> str:
+    """How late, in the words of a page or a table: "3 d 4 h", "4 h 10 min", "10 min"."""
+    minutes = max(1, round(late / timedelta(minutes=1)))
+    days, hours, minutes = minutes // 1440, minutes // 60 % 24, minutes % 60
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
 def homework_title(name: str) -> str:
     """hw1_policy_gradient -> Homework 1: policy gradient."""
     match = re.fullmatch(r"hw(\d+)_(\w+)", name)
@@ -107,9 +123,16 @@ def homework_title(name: str) -> str:
 
 
 def _notes(result, score) -> str:
-    notes = [f"<li>{_h(note)}</li>" for note in result.notes]
+    texts = list(result.notes)
+    if result.replaces:
+        texts.append(result.replaces)
+    if score.late:
+        cost = f"{score.penalty:g} points were taken off" if score.penalty else "this costs nothing"
+        texts.append(f"It was handed in {duration(score.late)} after the deadline; {cost}.")
     if score.pending:
-        notes.append(f"<li>{score.pending} written answer(s) are still to be graded by hand.</li>")
+        several = "answer is" if score.pending == 1 else "answers are"
+        texts.append(f"{score.pending} {several} still to be graded by hand.")
+    notes = [f"<li>{_h(text)}</li>" for text in texts]
     if not notes:
         return ""
     return (
@@ -145,7 +168,7 @@ def _card(mark, points: float, remark: str | None) -> str:
 <div class="head">
 <div class="badge" role="img" aria-label="{words}">{symbol}</div>
 <div class="title">{_h(question.title)}<span><code>{_h(call)}</code></span></div>
-<div class="points"><b>{points:g}</b> / {mark.max_points:g}</div>
+<div class="points"><b>{points:g}</b> / {mark.max_points:g}{" bonus" * question.bonus}</div>
 </div>
 {_list(_explanation(mark) + ([("Your instructor", _h(remark))] if remark else []))}
 </section>"""
@@ -178,6 +201,9 @@ def _list(rows: list[tuple[str, str]]) -> str:
 
 def lecture_reference(lecture: str) -> str:
     """ "02, [BL-8]" as a title, a tag and a file: the page leaves the folder, so no link."""
+    if lecture.startswith(STATEMENT):
+        tag = lecture.removeprefix(STATEMENT).strip(" ,[]")
+        return "The statement of this question" + (f", equation {_h(tag)}" if tag else "")
     number, _, tag = lecture.partition(",")
     name = LECTURES.get(number.strip())
     if name is None:

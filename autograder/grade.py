@@ -1,60 +1,62 @@
-"""A folder of submissions -> points in the gradebook, a feedback page each, and grades.csv.
+"""A folder of submissions -> points in the gradebook, a page each, grades.csv and a class page.
 
 For every submission: normalise, run each question in a worker, judge what came back, record,
 write feedback. A submission never stops the batch. What goes wrong on our side is reported as our
-error, leaves the earlier grade alone, and makes the command fail at the end.
+error, leaves the earlier grade alone, and makes the command fail at the end. What is unchanged
+since it was graded is not run again (`autograder.kept`).
 """
 
 import contextlib
-import csv
-import io
+import hashlib
 import json
-import os
 import queue
+import re
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 
-from autograder import feedback, gradebook
+from autograder import class_page, feedback, gradebook, kept, secret
 from autograder.cases import Outcomes
 from autograder.checks import SLOW
-from autograder.discover import Found, discover
+from autograder.discover import Found, discover, printable
 from autograder.judge import assess, cases_for, redact, refusal
+from autograder.kept import Kept, Mark, Record
 from autograder.normalise import Submission, normalise
 from autograder.notebooks import MAX_BYTES, HomeworkError, Release
 from autograder.questions import QUESTIONS
 from autograder.release import ROOT, pristine
+from autograder import sandbox
 from autograder.sandbox import Cell, Limits, Run, Sandbox, encode_cases
-
-
-@dataclass(frozen=True)
-class Mark:
-    """The result of one question.
-
-    status : "right", "wrong", "unanswered" or "not run".
-    """
-
-    id: str
-    grade_id: str
-    points: float
-    max_points: float
-    status: str
-    cause: str
-    details: dict
+from autograder.table import read_csv, write_atomically, write_csv
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one submission. `error` is ours; then there are no marks."""
+    """The result of one submission. `error` is ours; then there are no marks.
+
+    unanswered : grade ids of written answers left as released. empty : there was nothing to run.
+    file, cells : as in `Record`. replaces : a sentence about the attempt graded before, or "".
+    notebook : as it was graded; None for a result that was kept from an earlier run.
+    """
 
     student: str
     marks: tuple[Mark, ...] = ()
     notes: tuple[str, ...] = ()
     unanswered: frozenset[str] = frozenset()
-    submission: Submission | None = field(default=None, repr=False)
+    empty: bool = False
+    file: str = ""
+    cells: dict[str, str] = field(default_factory=dict, repr=False)
+    replaces: str = ""
+    notebook: dict | None = field(default=None, repr=False)
     error: str = ""
+
+    @property
+    def points(self) -> float:
+        """The automatic ones."""
+        return sum(mark.points for mark in self.marks)
 
 
 def checked_release(homework: str, root: Path = ROOT) -> Release:
@@ -86,21 +88,36 @@ def _as_mark(question, status: str, verdict) -> Mark:
 
 
 class Examiner:
-    """Runs and judges submissions of one homework. One per thread: it owns a worker process."""
+    """Runs and judges submissions of one homework. One per thread: it owns a worker process.
 
-    def __init__(self, release: Release, cases: str = "final", limits: Limits | None = None):
+    cases : "final" needs the grading key. isolated : False runs answers in plain child processes,
+    None where nothing better can be had.
+    """
+
+    def __init__(
+        self,
+        release: Release,
+        cases: str = "final",
+        limits: Limits | None = None,
+        *,
+        isolated: bool | None = None,
+    ):
         self.release = release
-        self.sandbox = Sandbox(limits)
         self.visible = cases == "visible"
-        self.cases = {q.id: cases_for(q.id, cases=cases) for q in release.questions}
+        self.cases = {}
+        for question in release.questions:
+            seed = {} if self.visible else {"seed": secret.final_seed(question.id)}
+            self.cases[question.id] = cases_for(question.id, cases=cases, **seed)
+        if hasattr(sandbox, "isolation"):
+            isolated = not sandbox.isolation() if isolated is None else isolated
+            self.sandbox = Sandbox(limits, isolated=isolated)
+        else:
+            self.sandbox = Sandbox(limits)
         self.encoded = {name: encode_cases(drawn) for name, drawn in self.cases.items()}
 
     def examine(self, found: Found) -> Result:
         """Judge one file. Whatever is wrong with it becomes a mark or a note."""
-        data = None
-        if found.path:
-            with found.path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
+        data = _bytes(found)
         submission = normalise(self.release, data)
         notes = list(found.notes)
         dropped: dict[str, str] = {}
@@ -114,7 +131,11 @@ class Examiner:
         unanswered = frozenset(
             m.grade_id for m in self.release.manual if m.grade_id not in submission.written
         )
-        return Result(found.student, tuple(marks), tuple(notes), unanswered, submission)
+        return Result(
+            found.student, tuple(marks), tuple(notes), unanswered,
+            empty=not submission.steps, file=_file_digest(data), notebook=submission.notebook,
+            cells=_cell_digests(self.release, submission.notebook),
+        )  # fmt: skip
 
     def _mark(self, question, submission: Submission, dropped: dict[str, str]) -> Mark:
         answer = submission.answers[question.id]
@@ -164,20 +185,55 @@ def _why(run: Run, answer, function) -> str:
     return redact(text)
 
 
-def grade(
-    release: Release,
-    folder: Path,
-    output: Path,
-    *,
-    jobs: int = 1,
-    limits: Limits | None = None,
-    progress=None,
-) -> list[Result]:
-    """Grade every submission below `folder`; write gradebook, feedback and grades.csv to `output`.
+def _bytes(found: Found) -> bytes | None:
+    if found.path is None:
+        return None
+    with found.path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
 
-    progress : called with (finished, total, student) after each one.
-    Returns the results, sorted by student. Raises HomeworkError when nothing can be graded at all.
+
+def _file_digest(data: bytes | None) -> str:
+    return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def _cell_digests(release: Release, notebook: dict) -> dict[str, str]:
+    """Grade id of each answer cell -> digest of its text."""
+    answers = {release.cells[q.answer].grade_id for q in release.questions}
+    answers |= {release.cells[index].grade_id for index in release.written}
+    labels = [(c["metadata"].get("nbgrader", {}).get("grade_id"), c) for c in notebook["cells"]]
+    return {
+        label: kept.digest("".join(cell["source"]))[:16]
+        for label, cell in labels
+        if label in answers
+    }
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a class is to be graded.
+
+    jobs : submissions side by side. isolated : False runs answers without isolation.
+    again : grade also what is unchanged. due : a new deadline, UTC without a zone; late_penalty :
+    the share of the points that each started day costs; None for both: as in the last run, or
+    none. progress : called with (finished, total, student, kept) after each submission.
     """
+
+    jobs: int = 1
+    limits: Limits = Limits()
+    isolated: bool = True
+    again: bool = False
+    due: datetime | None = None
+    late_penalty: float | None = None
+    progress: object = None
+
+
+def grade(release: Release, folder: Path, output: Path, **order) -> list[Result]:
+    """Grade every submission below `folder`; write gradebook, pages and grades.csv to `output`.
+
+    order : the fields of `Order`. Returns the results, sorted by student. Raises HomeworkError
+    when nothing can be graded at all.
+    """
+    order = Order(**order)
     if output == folder:
         raise HomeworkError(f"results cannot be written among the submissions, {folder}")
     found = discover(folder, release.name)
@@ -191,29 +247,67 @@ def grade(
     with _locked(work / "lock"):
         table, database = output / "grades.csv", output / "gradebook.db"
         read_csv(table)  # a table that is not ours is refused before any work
+        records = Kept(output, release.name)
+        rules = _settle(release, records, order)
         gradebook.backup(database, work / "backups")
-        results, rows = [], []
         with gradebook.opened(database) as book:
-            gradebook.prepare(book, release)
-            examined = _examined(release, found, jobs, limits)
+            gradebook.prepare(book, release, order.due)
+            delivery = _Delivery(book, release, output, records, rules)
+            results, todo = [], []
+            for one in found:
+                unchanged = None if order.again else delivery.unchanged(one)
+                todo += [one] if unchanged is None else []
+                results += [] if unchanged is None else [unchanged]
+            times = {one.student: one.handed_in for one in found}
+            notes = {one.student: one.notes for one in found}
+            examined = _examined(release, todo, order)
+            done = []
             try:
-                for result in examined:
-                    result, row = _deliver(book, release, output, result)
-                    results.append(result)
-                    rows.append(row)
-                    if progress:
-                        progress(len(results), len(found), result.student)
+                for is_kept, several in ((True, results), (False, examined)):
+                    for result in several:
+                        identity = kept.digest(rules, result.file, notes[result.student])
+                        done.append(delivery.deliver(result, times[result.student], identity))
+                        if order.progress:
+                            order.progress(len(done), len(found), result.student, is_kept)
             finally:  # also when interrupted: the table says what the gradebook says
                 examined.close()
-                write_csv(table, rows)
-    return sorted(results, key=lambda r: r.student)
+                write_csv(table, delivery.rows)
+            delivery.class_page(done, order)
+    return sorted(done, key=lambda r: r.student)
 
 
-def _examined(release, found, jobs, limits):
-    """Results as they are finished, from `jobs` workers side by side."""
-    jobs = max(1, min(jobs, len(found)))
+def _settle(release: Release, records: Kept, order: Order) -> str:
+    """The digest of what decides; the class's settings are compared and kept."""
+    before = records.settings().get("key")
+    if before and not order.again:
+        place = f"another grading key than {secret.key_path()}"
+        advice = (
+            "A class is graded with one key, so that all get the same inputs: put the old key "
+            "back, or grade everyone again with --again"
+        )
+        if not secret.key_path().exists():
+            raise HomeworkError(
+                f"the grading key {secret.key_path()} is gone, with which {release.name} was "
+                f"graded here. {advice}"
+            )
+        if secret.fingerprint() != before:
+            raise HomeworkError(f"{release.name} was graded here with {place}. {advice}")
+    settings = {"key": secret.fingerprint()}
+    if order.late_penalty is not None:
+        settings["late_penalty"] = order.late_penalty
+    records.set(**settings)
+    return kept.rules(release, order.limits, order.isolated, settings["key"])
+
+
+def _examined(release, found, order: Order):
+    """Results as they are finished, from several workers side by side."""
+    jobs = min(order.jobs, len(found))
+    if not jobs:
+        return
     idle: queue.Queue[Examiner] = queue.Queue()
-    examiners = [Examiner(release, limits=limits) for _ in range(jobs)]
+    examiners = [
+        Examiner(release, limits=order.limits, isolated=order.isolated) for _ in range(jobs)
+    ]
     for examiner in examiners:
         idle.put(examiner)
 
@@ -237,109 +331,145 @@ def _examined(release, found, jobs, limits):
         pool.shutdown()
 
 
-def _deliver(book, release: Release, output: Path, result: Result) -> tuple[Result, dict]:
-    """Gradebook, graded notebook and feedback page of one result; its row of grades.csv."""
-    row = {"student": result.student, "homework": release.name}
-    if not result.error:
+class _Delivery:
+    """Brings results into gradebook, graded notebook, page, row and record, in this order."""
+
+    def __init__(self, book, release: Release, output: Path, records: Kept, rules: str):
+        self.book, self.release, self.output = book, release, output
+        self.records, self.rules = records, rules
+        self.late_penalty = records.settings().get("late_penalty", 0.0)
+        self.rows: list[dict] = []
+        self.scores: dict[str, gradebook.Score] = {}
+
+    def unchanged(self, found: Found) -> Result | None:
+        """The result of an earlier run, where nothing has changed that it depends on."""
+        record = self.records.read(found.student)
+        if record is None or not self._notebook(found.student).exists():
+            return None
         try:
-            return result, row | _delivered(book, release, output, result)
-        except Exception as error:  # ours: this learner is reported, the others go on
-            book.db.rollback()
-            result = Result(result.student, error=f"{type(error).__name__}: {error}")
-    return result, row | {"note": f"NOT GRADED, an error of the autograder: {result.error}"}
+            file = _file_digest(_bytes(found))
+        except OSError:  # said when it is graded
+            return None
+        if record.digest != kept.digest(self.rules, file, found.notes):
+            return None
+        return _from_record(found.student, record)
+
+    def deliver(self, result: Result, handed_in, identity: str) -> Result:
+        """Everything that comes of one result; an error of ours becomes the result."""
+        row = {"student": result.student, "homework": self.release.name}
+        if not result.error:
+            try:
+                result = self._delivered(result, handed_in, identity)
+                self.rows.append(row | self._row(result))
+                return result
+            except Exception as error:  # ours: this learner is reported, the others go on
+                self.book.db.rollback()
+                result = Result(result.student, error=f"{type(error).__name__}: {error}")
+        note = f"NOT GRADED, an error of the autograder: {result.error}"
+        self.rows.append(row | {"note": note})
+        return result
+
+    def _delivered(self, result: Result, handed_in, identity: str) -> Result:
+        earlier = self.records.read(result.student)
+        changed = set()
+        if earlier and earlier.file and result.file != earlier.file:
+            points = sum(mark.points for mark in earlier.marks)
+            words = f"This replaces an earlier attempt, which was graded with {points:g} points."
+            result = replace(result, replaces=words)
+            changed = {c for c in earlier.cells if earlier.cells[c] != result.cells.get(c)}
+        elif earlier:
+            result = replace(result, replaces=earlier.replaces)
+        gradebook.record(
+            self.book, self.release, result.student,
+            {mark.grade_id: mark.points for mark in result.marks}, result.unanswered,
+            handed_in=handed_in, late_penalty=self.late_penalty, changed=changed,
+        )  # fmt: skip
+        score = gradebook.score(self.book, self.release, result.student)
+        self.scores[result.student] = score
+        if result.notebook is not None:
+            text = json.dumps(with_verdicts(result), indent=1, ensure_ascii=False) + "\n"
+            write_atomically(self._notebook(result.student), text)
+        page = self.output / "feedback" / result.student / f"{self.release.name}.html"
+        write_atomically(page, feedback.page(self.release, result, score))
+        record = Record(
+            result.marks, result.notes, tuple(sorted(result.unanswered)), result.empty,
+            result.file, result.cells, result.replaces, identity,
+        )  # fmt: skip
+        if record != earlier:
+            self.records.write(result.student, record)
+        return result
+
+    def _notebook(self, student: str) -> Path:
+        name = self.release.name
+        return self.output / "autograded" / student / name / f"{name}.ipynb"
+
+    def _row(self, result: Result) -> dict:
+        score = self.scores[result.student]
+        notes = remarks(result)
+        if score.pending:
+            notes.append(f"{score.pending} answer(s) to be graded by hand.")
+        return (
+            {"total": f"{score.total:g}", "max": f"{score.maximum:g}"}
+            | ({"late": feedback.duration(score.late)} if score.late else {})
+            | ({"penalty": f"{score.penalty:g}"} if score.penalty else {})
+            | {q.id: f"{score.by_cell[q.grade_id]:g}" for q in self.release.questions}
+            | {
+                m.grade_id: f"{score.by_cell[m.grade_id]:g}"
+                for m in self.release.manual
+                if m.points
+            }
+            | {"note": " ".join(notes)}
+        )
+
+    def class_page(self, done: list[Result], order: Order):
+        """One page about everyone whose marks are here, also from earlier runs."""
+        results = {result.student: result for result in done}
+        for student in self.records.students():
+            if student not in results and (record := self.records.read(student)):
+                results[student] = _from_record(student, record)
+                self.scores[student] = gradebook.score(self.book, self.release, student)
+        page = class_page.page(
+            self.release,
+            [results[student] for student in sorted(results)],
+            self.scores,
+            due=self.book.find_assignment(self.release.name).duedate,
+            isolated=order.isolated,
+        )
+        write_atomically(self.output / "class" / f"{self.release.name}.html", page)
 
 
-def _delivered(book, release: Release, output: Path, result: Result) -> dict:
-    points = {m.grade_id: m.points for m in result.marks}
-    gradebook.record(book, release, result.student, points, result.unanswered)
-    score = gradebook.score(book, release, result.student)
-    write_atomically(
-        output / "autograded" / result.student / release.name / f"{release.name}.ipynb",
-        json.dumps(with_verdicts(result), indent=1, ensure_ascii=False) + "\n",
-    )
-    page = output / "feedback" / result.student / f"{release.name}.html"
-    write_atomically(page, feedback.page(release, result, score))
-    notes = remarks(result)
-    if score.pending:
-        notes.append(f"{score.pending} written answer(s) to be graded by hand.")
-    return (
-        {"total": f"{score.total:g}", "max": f"{score.maximum:g}"}
-        | {q.id: f"{score.by_cell[q.grade_id]:g}" for q in release.questions}
-        | {m.grade_id: f"{score.by_cell[m.grade_id]:g}" for m in release.manual if m.points}
-        | {"note": " ".join(notes)}
-    )
+def _from_record(student: str, record: Record) -> Result:
+    return Result(
+        student, record.marks, record.notes, frozenset(record.unanswered), record.empty,
+        record.file, record.cells, record.replaces,
+    )  # fmt: skip
 
 
 def remarks(result: Result) -> list[str]:
     """What was unusual about a submission: its notes, then why answers could not be run."""
-    stopped = [m.cause for m in result.marks if m.status == "not run"]
-    nothing = result.submission is not None and not result.submission.steps
-    return [*result.notes, *([] if nothing else stopped)]
+    stopped = [m.cause for m in result.marks if m.status == "not run" and not result.empty]
+    return [*result.notes, *filter(None, [result.replaces]), *stopped]
 
 
 def with_verdicts(result: Result) -> dict:
-    """The normalised notebook with each verdict under its check cell, as formgrader shows it."""
-    notebook = result.submission.notebook
+    """The normalised notebook with each verdict under its check cell, as formgrader shows it.
+
+    formgrader passes the HTML in a written answer through to the grader's browser. A space after
+    each "<" makes it text, and changes neither formulas nor code to the eye.
+    """
+    notebook = result.notebook
     marks = {m.grade_id: m for m in result.marks}
     for cell in notebook["cells"]:
         if cell["cell_type"] != "code":
+            if cell["metadata"].get("nbgrader", {}).get("solution"):
+                cell["source"] = re.sub(r"<(?=[^\s=<])", "< ", "".join(cell["source"]))
             continue
         cell["outputs"], cell["execution_count"] = [], None
         mark = marks.get(cell["metadata"].get("nbgrader", {}).get("grade_id"))
         if mark is not None:
-            text = f"{mark.points:g} of {mark.max_points:g} points. {mark.cause}\n"
+            text = f"{mark.points:g} of {mark.max_points:g} points. {mark.cause}".rstrip() + "\n"
             cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": text}]
     return notebook
-
-
-def write_csv(path: Path, rows: list[dict]):
-    """Replace the rows of these students and homeworks; keep all others. Atomic."""
-    old = read_csv(path)
-    done = {(row["student"], row["homework"]) for row in rows}
-    kept = [row for row in old if (row.get("student"), row.get("homework")) not in done]
-    # An error of ours must not erase a grade that is already there.
-    earlier = {(row.get("student"), row.get("homework")): row for row in old}
-    rows = [
-        earlier.get((r["student"], r["homework"]), {}) | r if "total" not in r else r for r in rows
-    ]
-    merged = sorted(kept + rows, key=lambda r: (r.get("homework", ""), r.get("student", "")))
-    columns = ["student", "homework", "total", "max"]
-    columns += [c for row in merged for c in row if c not in ("note", *columns)]
-    columns = [*dict.fromkeys(columns), "note"]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: _cell(v) for k, v in row.items()} for row in merged)
-    write_atomically(path, text.getvalue())
-
-
-def read_csv(path: Path) -> list[dict]:
-    """The rows of grades.csv, none when there is no file. Raises HomeworkError on another table."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        if not {"student", "homework"} <= set(reader.fieldnames or ()):
-            raise HomeworkError(f"{path} is not a table of ours; move it away and grade again")
-        return [{k: _plain(v) for k, v in row.items() if k is not None and v} for row in reader]
-
-
-def _cell(text: str) -> str:
-    """Spreadsheets run a text that begins like a formula; a leading quote stops that."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
-
-
-def _plain(text: str) -> str:
-    """The inverse of `_cell`."""
-    return text[1:] if text[:1] == "'" and _cell(text[1:]) == text else text
-
-
-def write_atomically(path: Path, text: str):
-    """Write beside the target, then rename: a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 @contextlib.contextmanager
@@ -356,18 +486,29 @@ def _locked(path: Path):
 
 
 class Progress:
-    """One line on a terminal, rewritten; elsewhere a line now and then."""
+    """One line on a terminal, rewritten; elsewhere a line now and then.
+
+    The rate, and with it the time left, counts what was really graded: what was kept from an
+    earlier run goes by at once.
+    """
 
     def __init__(self, stream=None):
         self.stream = stream or sys.stderr
         self.start = self.last = time.monotonic()
+        self.graded = 0
 
-    def __call__(self, finished: int, total: int, student: str):
+    def __call__(self, finished: int, total: int, student: str, is_kept: bool = False):
         now = time.monotonic()
-        rate = finished / max(now - self.start, 1e-9)
+        if is_kept:
+            self.start = now
+        else:
+            self.graded += 1
+        rate = self.graded / max(now - self.start, 1e-9)
         bar = "█" * (20 * finished // total) + "░" * (20 - 20 * finished // total)
-        left = f"{(total - finished) / rate:.0f} s left" if finished < total else "done"
-        line = f"{bar} {finished}/{total}  {rate:.1f} per second  {left}  {student[:30]}"
+        speed = f"{rate:.1f} per second" if self.graded else "unchanged"
+        left = f"{(total - finished) / rate:.0f} s left" if rate else "…"
+        left = left if finished < total else "done"
+        line = f"{bar} {finished}/{total}  {speed}  {left}  {printable(student)[:30]}"
         if self.stream.isatty():
             self.stream.write(f"\r\033[K{line}" + ("\n" if finished == total else ""))
         elif finished == total or now - self.last > 5:

@@ -2,19 +2,24 @@
 
 nbgrader is the system of record: grades.csv and the totals on the feedback pages are read back
 from the gradebook, so a grade changed by hand in formgrader counts everywhere. Recording the same
-result twice changes nothing; a score given by hand is never overwritten.
+result twice changes nothing; a score given by hand is never overwritten. The deadline stands there
+too (formgrader shows it and can change it, also for one learner), and so does what lateness costs.
+
+A bonus question has a maximum of 0 in the gradebook, so that totals read "22 / 20" there as well.
 """
 
+import math
 import os
 import sqlite3
 import sys
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from autograder.notebooks import HomeworkError, Release
+from autograder.questions import QUESTIONS
 
 COURSE = "policy_gradients"
 KEPT = 20
@@ -24,8 +29,10 @@ KEPT = 20
 class Score:
     """What the gradebook says about one learner: automatic and manual points together.
 
-    by_cell : grade id -> points. pending : written answers that wait for a grader.
+    total : after the penalty. maximum : without bonus questions.
+    by_cell : grade id -> points. pending : answers that wait for a grader.
     comments : grade id of an answer cell -> what a grader wrote there in formgrader.
+    late : time after the deadline; zero in time, or without one. penalty : points off for it.
     """
 
     total: float
@@ -33,6 +40,23 @@ class Score:
     by_cell: dict[str, float]
     pending: int
     comments: dict[str, str]
+    late: timedelta = timedelta(0)
+    penalty: float = 0.0
+
+
+def parse_due(text: str) -> datetime:
+    """ "2026-12-01T23:59" (this machine's time zone unless one is given) -> UTC without a zone."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None)
+    except (ValueError, OverflowError):
+        raise HomeworkError(
+            f"the deadline {text!r} is no date and time; expected for example 2026-12-01T23:59"
+        ) from None
+
+
+def days_late(late: timedelta) -> int:
+    """Started days: one second late is one day."""
+    return math.ceil(late / timedelta(days=1))
 
 
 def backup(database: Path, folder: Path) -> Path | None:
@@ -41,10 +65,13 @@ def backup(database: Path, folder: Path) -> Path | None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
     copy = folder / f"gradebook-{datetime.now():%Y%m%d-%H%M%S-%f}.db"
-    with sqlite3.connect(database) as source, sqlite3.connect(copy) as destination:
+    unfinished = folder / ".unfinished.db"
+    unfinished.unlink(missing_ok=True)
+    with sqlite3.connect(database) as source, sqlite3.connect(unfinished) as destination:
         source.backup(destination)
     source.close()
     destination.close()
+    os.replace(unfinished, copy)
     for old in sorted(folder.glob("gradebook-*.db"))[:-KEPT]:
         old.unlink()
     return copy
@@ -89,16 +116,24 @@ def _create(database: Path):
     os.replace(unfinished, database)
 
 
-def prepare(book, release: Release):
+def is_bonus(question) -> bool:
+    """Whether a released question's points come on top."""
+    return QUESTIONS[question.id].bonus
+
+
+def prepare(book, release: Release, due: datetime | None = None):
     """Enter the assignment with its notebook and cells, by nbgrader's own SaveCells.
 
+    due : a new deadline; None leaves the one that is there.
     Raises HomeworkError when graded cells were added or removed after submissions were recorded.
     """
     import nbformat
     from nbgrader.preprocessors import SaveCells
 
-    book.update_or_create_assignment(release.name)
+    book.update_or_create_assignment(release.name, **({} if due is None else {"duedate": due}))
     notebook = nbformat.reads(nbformat.writes(nbformat.from_dict(release.notebook)), as_version=4)
+    for question in filter(is_bonus, release.questions):
+        notebook.cells[question.check].metadata.nbgrader["points"] = 0
     names = {
         "student": ".",
         "assignment": release.name,
@@ -115,27 +150,43 @@ def prepare(book, release: Release):
     book.db.expire_all()
 
 
-def record(book, release: Release, student: str, points: dict[str, float], unanswered: set[str]):
+def record(
+    book, release: Release, student: str, points: dict[str, float], unanswered, *,
+    handed_in: datetime | None = None, late_penalty: float = 0.0, changed=frozenset(),
+):  # fmt: skip
     """Enter one student's automatic points.
 
     points : grade id -> points. unanswered : grade ids of written answers left as released; they
-    get 0; the other written answers with points wait for a grader.
+    get 0; the other written answers with points wait for a grader. late_penalty : share of the
+    points taken off for each started day. changed : grade ids of answer cells whose text is not
+    the one that was graded before: a score given by hand stands, and is flagged for another look.
     """
     book.update_or_create_student(student)
-    book.update_or_create_submission(release.name, student)
+    submission = book.update_or_create_submission(release.name, student)
+    submission.timestamp = handed_in
     for question in release.questions:
         grade = book.find_grade(question.grade_id, release.name, release.name, student)
-        changed = grade.auto_score != points[question.grade_id]
+        other = grade.auto_score != points[question.grade_id] or (
+            release.cells[question.answer].grade_id in changed
+        )
         grade.auto_score = points[question.grade_id]
-        # A score given by hand stands; it is flagged only when what it judged has changed.
+        # Flagged only when what it judged has changed.
         grade.needs_manual_grade = grade.manual_score is not None and (
-            changed or bool(grade.needs_manual_grade)
+            other or bool(grade.needs_manual_grade)
         )
     for manual in release.manual:
         grade = book.find_grade(manual.grade_id, release.name, release.name, student)
         settled = manual.points == 0 or manual.grade_id in unanswered
         grade.auto_score = 0.0 if settled else None
-        grade.needs_manual_grade = grade.auto_score is None and grade.manual_score is None
+        by_hand = grade.manual_score is not None
+        grade.needs_manual_grade = (grade.auto_score is None and not by_hand) or (
+            by_hand and (manual.grade_id in changed or bool(grade.needs_manual_grade))
+        )
+    book.db.commit()
+    submission = book.find_submission(release.name, student)
+    notebook = book.find_submission_notebook(release.name, release.name, student)
+    share = min(1.0, late_penalty * days_late(timedelta(seconds=submission.total_seconds_late)))
+    notebook.late_submission_penalty = round(share * notebook.score, 2)
     book.db.commit()
 
 
@@ -150,10 +201,15 @@ def score(book, release: Release, student: str) -> Score:
         label: book.find_comment(label, release.name, release.name, student).manual_comment
         for label in (release.cells[index].grade_id for index in answers)
     }
+    submission = book.find_submission(release.name, student)
+    notebook = book.find_submission_notebook(release.name, release.name, student)
+    penalty = float(notebook.late_submission_penalty or 0.0)
     return Score(
-        total=sum(float(g.score or 0.0) for g in grades.values()),
+        total=sum(float(g.score or 0.0) for g in grades.values()) - penalty,
         maximum=sum(float(g.max_score) for g in grades.values()),
         by_cell={name: float(g.score or 0.0) for name, g in grades.items()},
         pending=sum(bool(g.needs_manual_grade) for g in grades.values()),
         comments={label: text for label, text in comments.items() if text},
+        late=timedelta(seconds=submission.total_seconds_late),
+        penalty=penalty,
     )

@@ -16,11 +16,12 @@ from autograder import gradebook
 from autograder.cases import collect
 from autograder.discover import copy_number, discover
 from autograder.examples.make import make
-from autograder.grade import Examiner, _fits, checked_release, grade, write_csv
+from autograder.grade import Examiner, _fits, checked_release, grade
 from autograder.judge import cases_for
 from autograder.notebooks import HomeworkError
 from autograder.sandbox import Limits
 from autograder.summary import summary
+from autograder.table import write_csv
 
 ROOT = Path(__file__).resolve().parents[2]
 HOMEWORK = "hw1_policy_gradient"
