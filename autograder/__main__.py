@@ -57,8 +57,10 @@ def parser() -> argparse.ArgumentParser:
         "grade",
         help="for instructors: grade a folder of submissions",
         description="Grades DIR/<student>/HW.ipynb, DIR/<student>/HW/HW.ipynb and "
-        "DIR/<student>.ipynb. Writes gradebook.db, grades.csv, feedback/ and autograded/ beside "
-        "DIR, or below --output. Exits with 0 unless the autograder itself failed.",
+        "DIR/<student>.ipynb. Writes gradebook.db, grades.csv, feedback/, class/ and autograded/ "
+        "beside DIR, or below --output. What is unchanged since it was graded is not run again, so "
+        "a run that was stopped goes on where it ended. Exits with 0 unless the autograder itself "
+        "failed.",
     )
     many.add_argument("homework", metavar="HW")
     many.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="default: submissions/")
@@ -76,6 +78,26 @@ def parser() -> argparse.ArgumentParser:
         default=Limits().cpu_seconds,
         metavar="N",
         help="CPU seconds for one question of one learner; default: %(default)s",
+    )
+    many.add_argument("--again", action="store_true", help="grade also what is unchanged")
+    many.add_argument(
+        "--due",
+        metavar="TIME",
+        help="the deadline, such as 2026-12-01T23:59 (this machine's time zone unless one is "
+        "given); it is kept in the gradebook; default: the one that is there",
+    )
+    many.add_argument(
+        "--late-penalty",
+        type=float,
+        metavar="SHARE",
+        help="share of the points that each started day after the deadline costs, such as 0.1; "
+        "default: as in the last run, at first 0",
+    )
+    many.add_argument(
+        "--not-isolated",
+        action="store_true",
+        help="run answers where they can read your files and use your network; for systems "
+        "without namespaces, and people you trust",
     )
     many.set_defaults(run=run_grade)
 
@@ -113,7 +135,8 @@ def run_grade(arguments) -> int:
     import torch
 
     from autograder.grade import Progress, checked_release, grade
-    from autograder.summary import summary
+    from autograder.gradebook import parse_due
+    from autograder.summary import cpu_seconds, summary
 
     if problem := available():
         raise HomeworkError(problem)
@@ -124,13 +147,25 @@ def run_grade(arguments) -> int:
     if arguments.jobs < 1 or arguments.seconds < 1:
         raise HomeworkError("--jobs and --seconds must be at least 1")
     output = (arguments.output or folder.resolve().parent).resolve()
-    print(ISOLATION, file=sys.stderr)
+    if arguments.late_penalty is not None and not 0 <= arguments.late_penalty <= 1:
+        raise HomeworkError("--late-penalty is a share between 0 and 1")
+    isolated = not arguments.not_isolated
+    if not isolated:
+        print(ISOLATION, file=sys.stderr)
     torch.set_num_threads(1)  # the tensors are tiny and --jobs already uses the processors
-    limits = Limits(cpu_seconds=arguments.seconds, wall_seconds=6 * arguments.seconds)
     results = grade(
-        release, folder.resolve(), output, jobs=arguments.jobs, limits=limits, progress=Progress()
+        release,
+        folder.resolve(),
+        output,
+        jobs=arguments.jobs,
+        limits=Limits(cpu_seconds=arguments.seconds, wall_seconds=6 * arguments.seconds),
+        isolated=isolated,
+        again=arguments.again,
+        due=parse_due(arguments.due) if arguments.due else None,
+        late_penalty=arguments.late_penalty,
+        progress=Progress(),
     )
-    print(summary(release, results, output))
+    print(summary(release, results, output, isolated=isolated, cpu_seconds=cpu_seconds()))
     return 1 if any(result.error for result in results) else 0
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from autograder import class_page, feedback, gradebook, kept, secret
+from autograder import class_page, feedback, gradebook, kept, sandbox, secret
 from autograder.cases import Outcomes
 from autograder.checks import SLOW
 from autograder.discover import Found, discover, printable
@@ -28,7 +28,6 @@ from autograder.normalise import Submission, normalise
 from autograder.notebooks import MAX_BYTES, HomeworkError, Release
 from autograder.questions import QUESTIONS
 from autograder.release import ROOT, pristine
-from autograder import sandbox
 from autograder.sandbox import Cell, Limits, Run, Sandbox, encode_cases
 from autograder.table import read_csv, write_atomically, write_csv
 
@@ -57,6 +56,11 @@ class Result:
     def points(self) -> float:
         """The automatic ones."""
         return sum(mark.points for mark in self.marks)
+
+    @property
+    def kept(self) -> bool:
+        """It comes from an earlier run."""
+        return not self.error and self.notebook is None
 
 
 def checked_release(homework: str, root: Path = ROOT) -> Release:
@@ -219,7 +223,7 @@ class Order:
     """
 
     jobs: int = 1
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     isolated: bool = True
     again: bool = False
     due: datetime | None = None
@@ -404,20 +408,20 @@ class _Delivery:
         return self.output / "autograded" / student / name / f"{name}.ipynb"
 
     def _row(self, result: Result) -> dict:
-        score = self.scores[result.student]
+        score, by_cell = self.scores[result.student], self.scores[result.student].by_cell
         notes = remarks(result)
         if score.pending:
             notes.append(f"{score.pending} answer(s) to be graded by hand.")
+        by_hand = [manual for manual in self.release.manual if manual.points]
         return (
             {"total": f"{score.total:g}", "max": f"{score.maximum:g}"}
             | ({"late": feedback.duration(score.late)} if score.late else {})
             | ({"penalty": f"{score.penalty:g}"} if score.penalty else {})
-            | {q.id: f"{score.by_cell[q.grade_id]:g}" for q in self.release.questions}
             | {
-                m.grade_id: f"{score.by_cell[m.grade_id]:g}"
-                for m in self.release.manual
-                if m.points
+                question.id: f"{by_cell[question.grade_id]:g}"
+                for question in self.release.questions
             }
+            | {manual.grade_id: f"{by_cell[manual.grade_id]:g}" for manual in by_hand}
             | {"note": " ".join(notes)}
         )
 

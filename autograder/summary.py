@@ -1,13 +1,17 @@
 """What the instructor sees in the terminal after a run."""
 
+import os
 import shutil
 import textwrap
 from collections import Counter
 from pathlib import Path
 
+from autograder import sandbox
 from autograder.discover import printable
 from autograder.grade import remarks
-from autograder.sandbox import ISOLATION
+from autograder.gradebook import is_bonus
+
+NOT_ISOLATED = getattr(sandbox, "NOT_ISOLATED", None) or sandbox.ISOLATION
 
 
 def table(rows: list[tuple[str, ...]], header: tuple[str, ...]) -> str:
@@ -35,8 +39,17 @@ def _cut(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def summary(release, results, output: Path) -> str:
-    """Points and notes per learner, the commonest causes, where everything lies."""
+def cpu_seconds() -> float:
+    """Processor time of this process and of all that it started and that have ended."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+def summary(release, results, output: Path, *, isolated: bool, cpu_seconds: float) -> str:
+    """Points and notes per learner, the commonest causes, where everything lies, what it took.
+
+    cpu_seconds : of this run, all its processes together.
+    """
     rows = []
     for result in results:
         if result.error:
@@ -44,11 +57,10 @@ def summary(release, results, output: Path) -> str:
                 (result.student, "–", "NOT GRADED, error of the autograder: " + result.error)
             )
             continue
-        points = sum(m.points for m in result.marks)
         wrong = [f"{m.id.split('/')[1]}: {m.cause}" for m in result.marks if m.status == "wrong"]
         text = " ".join([*remarks(result), *wrong])
-        rows.append((result.student, f"{points:g}", text))
-    maximum = sum(q.points for q in release.questions)
+        rows.append((result.student, f"{result.points:g}", text))
+    maximum = sum(q.points for q in release.questions if not is_bonus(q))
     lines = [
         f"{release.name}: {len(results)} submission{'s'[: len(results) != 1]}, {maximum:g} points",
         "",
@@ -60,10 +72,16 @@ def summary(release, results, output: Path) -> str:
     if common:
         rows = [(str(count), name, cause) for (name, cause), count in common]
         lines += ["", table(rows, ("times", "question", "commonest causes"))]
+    kept = sum(result.kept for result in results)
+    fresh = len(results) - kept
+    each = f", {cpu_seconds / fresh:.2f} per submission" if fresh else ""
     lines += [
         "",
         f"points    {output / 'grades.csv'} and {output / 'gradebook.db'}",
         f"feedback  {output / 'feedback'}/<student>/{release.name}.html",
-        ISOLATION,
+        f"class     {output / 'class' / release.name}.html",
+        f"graded    {fresh} in {cpu_seconds:.1f} CPU seconds{each}"
+        + (f"; {kept} unchanged (--again grades them too)" if kept else ""),
+        *([] if isolated else [NOT_ISOLATED]),
     ]
     return "\n".join(lines)

@@ -91,11 +91,14 @@ def test_each_example_ends_with_its_points_note_and_page(graded, student):
     assert not next(r for r in results if r.student == student).error
 
 
-def test_the_summary_names_everyone_and_says_not_isolated(graded):
+def test_the_summary_names_everyone_and_says_when_nothing_was_isolated(graded):
     output, results = graded
-    text = summary(RELEASE, results, output)
+    text = summary(RELEASE, results, output, isolated=False, cpu_seconds=4.0)
     assert all(student in text for student in EXPECTED)
+    assert "8 in 4.0 CPU seconds, 0.50 per submission" in text
     assert "NOT ISOLATED" in text
+    isolated = summary(RELEASE, results, output, isolated=True, cpu_seconds=4.0)
+    assert "NOT ISOLATED" not in isolated
 
 
 def test_pages_hold_no_numbers_of_inputs_and_no_source(graded):
