@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from autograder.checks import IMPORT_HINT, import_refusal
 from autograder.imports import forbidden_imports
 from autograder.notebooks import (
+    IMPORT,
     Cell,
     Question,
     Release,
     UnreadableError,
-    defines,
+    bound_by,
     read_submission,
     runs_elsewhere,
     statements,
     unparse,
-    without_magics,
 )
 
 
@@ -79,23 +79,23 @@ def normalise(release: Release, data: bytes | None) -> Submission:
     if data is None:
         return _nothing(release, f"No notebook {release.name}.ipynb was handed in.")
     try:
-        cells = read_submission(data)
+        reading = read_submission(data)
     except UnreadableError as problem:
         return _nothing(release, str(problem))
-    notes: list[str] = []
+    cells, notes = reading.cells, list(reading.notes)
     answers = {q.id: _find(release, q, cells, notes) for q in release.questions}
-    steps = [Step("imports", release.prelude)]
-    found = {a.cell for a in answers.values() if a.cell is not None}
     runnable = {a.cell for a in answers.values() if a.key}
-    helpers = _helpers(release, cells, found, notes)
+    helpers = _helpers(release, cells, runnable)
+    steps = [Step("imports", release.prelude)]
     for index, cell in enumerate(cells):
         if index in runnable:
-            steps.append(Step(step_key(index), without_magics(cell.source)))
+            steps.append(Step(step_key(index), cell.python))
         elif index in helpers:
             steps.append(Step(step_key(index), helpers[index]))
+    answers = _without_borrowed(release, cells, answers, steps)
     notes += _labels(release, answers)
     notes += _checks(release, cells)
-    texts = {i: t for i in release.written if (t := _written(release.cells[i], cells)) is not None}
+    texts = _written(release, cells, notes)
     notebook = _assemble(release, cells, answers, helpers, texts)
     notes = list(dict.fromkeys(notes))
     written = frozenset(release.cells[index].grade_id for index in texts)
@@ -113,31 +113,47 @@ def _nothing(release: Release, note: str) -> Submission:
 
 
 def _find(release: Release, question: Question, cells: list[Cell], notes: list[str]) -> Answer:
-    """The answer to one question: the best cell of the strongest kind of match."""
+    """The answer to one question: the last cell of the strongest kind of match.
+
+    First the question's own cells (by label, by cell id) and new ones that define its function;
+    then other questions' cells that do; then a name set to something callable; last an own cell
+    that defines something else.
+    """
     name, given = question.function, release.cells[question.answer]
-    others = {release.cells[q.answer].grade_id for q in release.questions} - {given.grade_id}
-    free = [i for i, cell in enumerate(cells) if cell.grade_id not in others]
-    named = [i for i, c in enumerate(cells) if c.kind == "code" and defines(c.source, name)]
-    tiers = {
-        "": [i for i in free if given.grade_id and cells[i].grade_id == given.grade_id],
-        "its cell id": [i for i in free if given.cell_id and cells[i].cell_id == given.cell_id],
-        "its function's name": [i for i in named if i in free],
-    }
-    copies = sorted({i for found in tiers.values() for i in found})
-    edited = [i for i in copies if not _same(cells[i].source, given.source)]
+    labels = {c.grade_id for c in release.cells} - {given.grade_id, ""}
+    ids = {c.cell_id for c in release.cells} - {given.cell_id, ""}
+    released = {c.squeezed for c in release.cells} - {given.squeezed}
+    theirs = [
+        (i, c) for i, c in enumerate(cells) if c.grade_id == given.grade_id or (
+            c.squeezed not in released and (name in c.names or c.cell_id == given.cell_id)
+        )
+    ]  # fmt: skip
+    free = [i for i, c in theirs if c.grade_id not in labels]
+    by_label = [i for i in free if cells[i].grade_id == given.grade_id]
+    by_id = [i for i in free if given.cell_id and cells[i].cell_id == given.cell_id]
+    new = [i for i in free if cells[i].kind == "code" and cells[i].cell_id not in ids]
+    by_name = [i for i in new if name in cells[i].functions]
+    own = sorted({*by_label, *by_id})
+    copies = sorted({*own, *by_name})
+    touched = {i for i, c in theirs if c.squeezed != given.squeezed}
+    ranks = (
+        [i for i in copies if name in cells[i].names],
+        [i for i, c in theirs if c.kind == "code" and name in c.functions],
+        new,
+        own,
+    )
+    edited = next((kept for rank in ranks if (kept := [i for i in rank if i in touched])), [])
+    if not edited and copies:
+        return Answer(cell=copies[-1], problem="Not answered yet.", untouched=True)
     if not edited:
-        # Last of all: written into the cell of another question.
-        tiers = {"its function's name": [i for i in named if i not in copies]}
-        edited = tiers["its function's name"]
-    if not copies and not edited:
         problem = f"The cell for {name} is missing: it was deleted, or its function renamed."
         hint = "Copy the empty cell from a fresh copy of the homework and put your answer back in."
         return Answer(problem=problem, hint=hint)
-    if not edited:
-        return Answer(cell=copies[-1], problem="Not answered yet.", untouched=True)
-    # The last cell that defines the function, as when all cells run; else the last edited one.
-    index = max([i for i in edited if defines(cells[i].source, name)] or edited)
-    how = next(how for how, found in tiers.items() if index in found)
+    # As when all cells run, the last one counts; one that Python cannot read changes nothing.
+    index = max([i for i in edited if statements(cells[i].python)] or edited)
+    how = "its function's name"
+    if index in own:
+        how = "" if index in by_label else "its cell id"
     if len(copies) > 1:
         notes.append(
             f"There were {len(copies)} cells for {name}; "
@@ -145,7 +161,7 @@ def _find(release: Release, question: Question, cells: list[Cell], notes: list[s
         )
     if cells[index].kind != "code":
         notes.append(f"The cell for {name} was turned into a text cell; it was graded as code.")
-    return replace(_runnable(question, cells[index], index, notes), found_by=how)
+    return replace(_runnable(release, question, cells[index], index, notes), found_by=how)
 
 
 def _labels(release: Release, answers: dict[str, Answer]) -> list[str]:
@@ -160,9 +176,9 @@ def _labels(release: Release, answers: dict[str, Answer]) -> list[str]:
     ]
 
 
-def _runnable(question: Question, cell: Cell, index: int, notes: list[str]) -> Answer:
+def _runnable(release, question: Question, cell: Cell, index: int, notes: list[str]) -> Answer:
     """The answer in this cell, or why it cannot be run."""
-    name, source = question.function, without_magics(cell.source)
+    name, source = question.function, cell.python
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -175,57 +191,89 @@ def _runnable(question: Question, cell: Cell, index: int, notes: list[str]) -> A
         problem = f"The cell for {name} was not run. {import_refusal(refused)}"
         return Answer(cell=index, problem=problem, hint=IMPORT_HINT)
     function = name
-    if not defines(source, name):
-        functions = [s.name for s in body if isinstance(s, ast.FunctionDef)]
+    if name not in cell.names:
+        others = {q.function for q in release.questions}
+        functions = [s for s in body if isinstance(s, ast.FunctionDef) and s.name not in others]
+        if len(functions) > 1:  # a helper beside it: the one with the arguments asked for
+            wanted = _arguments(statements(release.cells[question.answer].source)[0])
+            functions = [s for s in functions if _arguments(s) == wanted]
         if len(functions) != 1:
             problem = f"The cell for {name} does not define a function of that name."
-            hint = f"Call your function {name}, as in the homework."
+            hint = f"Call your function {name}, as in the homework, at the left edge of the cell."
             return Answer(cell=index, problem=problem, hint=hint)
-        function = functions[0]
+        function = functions[0].name
         notes.append(f"The function for {name} was called {function}; it was graded all the same.")
     return Answer(cell=index, key=step_key(index), function=function)
 
 
-def _helpers(release: Release, cells: list[Cell], answers: set[int], notes) -> dict[int, str]:
-    """The learner's own code: index in the submission -> source to run."""
+def _arguments(function: ast.stmt) -> list[str]:
+    arguments = getattr(function, "args", ast.arguments([], [], None, [], [], None, []))
+    return [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+
+
+def _helpers(release: Release, cells: list[Cell], answers: set[int]) -> dict[int, str]:
+    """The learner's own code: index in the submission -> source to run.
+
+    Of a new cell everything is kept but imports of packages that are not there, and statements
+    that rebind an answer's name. Of our own cells, edited, and of a further copy of an answer:
+    what other cells may build on, not what it runs.
+    """
     labels = {c.grade_id for c in release.cells if c.grade_id}
     ids = {c.cell_id for c in release.cells if c.cell_id}
-    sources = {_squeezed(c.source) for c in release.cells}
-    names = [q.function for q in release.questions]
+    sources = {c.squeezed for c in release.cells}
+    names = {q.function for q in release.questions}
     helpers = {}
     for index, cell in enumerate(cells):
         if cell.kind != "code" or index in answers or not cell.source.strip():
             continue
-        if _squeezed(cell.source) in sources:
+        if cell.squeezed in sources:
             continue  # as released
-        source = without_magics(cell.source)
-        ours = cell.grade_id in labels or cell.cell_id in ids
-        if ours or any(defines(source, name) for name in names):
-            # One of our own cells, edited, or a further copy of an answer: keep what other cells
-            # may build on, not what it runs and not the copy.
-            kept = [s for s in statements(source) if _definition(s, names)]
-            source = "\n".join(map(unparse, kept))
-        elif refused := forbidden_imports(source):
-            packages = ", ".join(refused)
-            where = f"Your own cell at position {index + 1}"
-            notes.append(f"{where} uses {packages}; the lines that do were left out.")
-            kept = [s for s in map(unparse, statements(source)) if runs_elsewhere(s)]
-            source = "\n".join(kept)
+        ours = cell.grade_id in labels or cell.cell_id in ids or cell.functions & names
+        source, body = cell.python, statements(cell.python)
+        if ours:
+            body = [s for s in body if isinstance(s, DEFINITION)]
+        if ours or cell.names & names or forbidden_imports(source):
+            kept = [unparse(s) for s in body if not bound_by([s]) & names]
+            source = "\n".join(s for s in kept if runs_elsewhere(s))
         if source.strip():
             helpers[index] = source
     return helpers
 
 
-def _definition(statement: ast.stmt, answers: list[str]) -> bool:
-    """An import, a function that is no answer, a class, or a variable; nothing forbidden in it."""
-    kinds = (
-        ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
-    )
-    return (
-        isinstance(statement, kinds)
-        and getattr(statement, "name", "") not in answers
-        and runs_elsewhere(unparse(statement))
-    )
+DEFINITION = IMPORT | ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
+
+
+def _without_borrowed(release, cells, answers: dict[str, Answer], steps) -> dict[str, Answer]:
+    """The answers; refused those that use what another cell imports and an answer may not.
+
+    `check` refuses them too: there the name leads to the package.
+    """
+    borrowed: dict[str, str] = {}
+    for cell in cells:
+        if cell.kind != "code" or "import" not in cell.source:
+            continue
+        for statement in filter(lambda s: isinstance(s, IMPORT), statements(cell.python)):
+            packages = forbidden_imports(unparse(statement))
+            borrowed |= {name: packages[0] for name in bound_by([statement]) if packages}
+    uses: dict[str, set[str]] = {}
+    for step in steps:
+        for statement in statements(step.source) if borrowed else ():
+            for name in bound_by([statement]):
+                borrowed.pop(name, None)
+                uses[name] = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
+    refused = {}
+    for question in release.questions if borrowed else ():
+        answer = answers[question.id]
+        seen, queue = set(), [answer.function] if answer.key else []
+        while queue:  # what the function uses, and what that uses
+            if (name := queue.pop()) not in seen:
+                seen.add(name)
+                queue += uses.get(name, ())
+        packages = list(dict.fromkeys(borrowed[name] for name in sorted(seen & borrowed.keys())))
+        if packages:
+            problem = f"The cell for {question.function} was not run. {import_refusal(packages)}"
+            refused[question.id] = replace(answer, key="", problem=problem, hint=IMPORT_HINT)
+    return answers | refused
 
 
 def _checks(release: Release, cells: list[Cell]) -> list[str]:
@@ -238,10 +286,10 @@ def _checks(release: Release, cells: list[Cell]) -> list[str]:
             for c in cells
             if c.grade_id == ours.grade_id or (ours.cell_id and c.cell_id == ours.cell_id)
         ]
-        theirs = theirs or [c for c in cells if _same(c.source, ours.source)]
+        theirs = theirs or [c for c in cells if c.squeezed == ours.squeezed]
         if not theirs:
             missing.append(question.function)
-        elif not any(_same(c.source, ours.source) for c in theirs):
+        elif not any(c.squeezed == ours.squeezed for c in theirs):
             changed.append(question.function)
     notes = []
     if missing:
@@ -263,7 +311,7 @@ def _assemble(release, cells, answers, helpers, texts) -> dict:
     # Helpers go in front of the answer that follows them in the submission, else to the end.
     place = {a.cell: q.answer for q in release.questions if (a := answers[q.id]).cell is not None}
     additions: dict[int, list[dict]] = {}
-    for index in sorted(helpers):
+    for index in sorted(helpers.keys() - place.keys()):
         following = [place[i] for i in sorted(place) if i > index]
         where = following[0] if following else len(notebook["cells"])
         additions.setdefault(where, []).append(
@@ -284,18 +332,43 @@ def _assemble(release, cells, answers, helpers, texts) -> dict:
     return notebook
 
 
-def _written(ours: Cell, cells: list[Cell]) -> str | None:
-    """The text of a written answer, None when it is missing or as released."""
-    for cell in reversed(cells):
-        found = cell.grade_id == ours.grade_id or (ours.cell_id and cell.cell_id == ours.cell_id)
-        if found and not _same(cell.source, ours.source):
-            return cell.source
-    return None
+def _written(release: Release, cells: list[Cell], notes: list[str]) -> dict[int, str]:
+    """The written answers that were changed: index in the release -> text.
 
+    A cell is found by label, by cell id, or by the question at its beginning. Text cells that the
+    learner added right below it belong to it.
+    """
+    sources = {c.squeezed for c in release.cells}
+    labels = {c.grade_id for c in release.cells} - {""}
+    ids = {c.cell_id for c in release.cells} - {""}
 
-def _squeezed(source: str) -> str:
-    return "\n".join(line.rstrip() for line in source.strip().splitlines())
+    def added(cell: Cell) -> bool:
+        ours = cell.grade_id in labels or cell.cell_id in ids or cell.squeezed in sources
+        return cell.kind != "code" and not ours and bool(cell.source.strip())
 
-
-def _same(a: str, b: str) -> bool:
-    return _squeezed(a) == _squeezed(b)
+    texts, below = {}, []
+    for index in release.written:
+        ours = release.cells[index]
+        prompt = ours.squeezed.partition("\n")[0]
+        ways = (
+            [i for i, c in enumerate(cells) if c.grade_id == ours.grade_id],
+            [i for i, c in enumerate(cells) if ours.cell_id and c.cell_id == ours.cell_id],
+            [i for i, c in enumerate(cells) if len(prompt) > 20 and c.squeezed.startswith(prompt)],
+        )
+        found = next((way for way in ways if way), [])
+        changed = [i for i in found if cells[i].squeezed != ours.squeezed]
+        if not found:
+            continue
+        place = max(changed or found)
+        after = place + 1
+        while after < len(cells) and added(cells[after]):
+            after += 1
+        if after > place + 1:
+            below.append(ours.grade_id)
+        if changed or after > place + 1:
+            texts[index] = "\n\n".join(cells[i].source for i in range(place, after))
+    if below:
+        notes.append(
+            f"Text in cells of their own was read as part of the answer above: {', '.join(below)}."
+        )
+    return texts

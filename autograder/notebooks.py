@@ -5,9 +5,12 @@ cells or with a sentence that says why there are none.
 """
 
 import ast
+import io
 import json
 import re
 import textwrap
+import zipfile
+import zlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +19,11 @@ from autograder.imports import forbidden_imports
 
 MAX_BYTES = 200 * 2**20
 IMPORT = ast.Import | ast.ImportFrom
+SCOPE = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda | ast.comprehension
+CONSTANTS = (
+    ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.UnaryOp, ast.BinOp, ast.operator, ast.unaryop,
+    ast.expr_context,
+)  # fmt: skip
 
 
 class UnreadableError(ValueError):
@@ -34,6 +42,26 @@ class Cell:
     source: str
     grade_id: str = ""
     cell_id: str = ""
+
+    @cached_property
+    def python(self) -> str:
+        """The source without what only IPython understands."""
+        return without_magics(self.source)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """What it binds when it runs."""
+        return bound(self.python)
+
+    @cached_property
+    def functions(self) -> frozenset[str]:
+        """What it defines: functions, classes, lambdas."""
+        return bound(self.python, functions=True)
+
+    @cached_property
+    def squeezed(self) -> str:
+        """The source without spaces at the ends of its lines, to compare cells by."""
+        return "\n".join(line.rstrip() for line in self.source.strip().splitlines())
 
 
 @dataclass(frozen=True)
@@ -80,14 +108,22 @@ class Release:
 
     @cached_property
     def prelude(self) -> str:
-        """The import lines of the release's own cells that are torch, einops or standard."""
+        """What the release's own cells offer to answers: allowed imports, functions, constants."""
         answers = {q.answer for q in self.questions}
         lines = []
         for index, cell in enumerate(self.cells):
             if cell.kind == "code" and index not in answers:
-                imports = [s for s in statements(cell.source) if isinstance(s, IMPORT)]
-                lines += [s for s in map(unparse, imports) if runs_elsewhere(s)]
+                offered = filter(_offered, statements(cell.source))
+                lines += [s for s in map(unparse, offered) if runs_elsewhere(s)]
         return "\n".join(dict.fromkeys(lines))
+
+
+def _offered(statement: ast.stmt) -> bool:
+    """An import, a function, a class, or a name set to plain constants."""
+    if isinstance(statement, ast.Assign):
+        parts = ast.walk(statement.value)
+        return all(isinstance(p, CONSTANTS) for p in parts)
+    return isinstance(statement, IMPORT | ast.FunctionDef | ast.ClassDef)
 
 
 def statements(source: str) -> list[ast.stmt]:
@@ -98,19 +134,52 @@ def statements(source: str) -> list[ast.stmt]:
         return []
 
 
+def bound(source: str, *, functions: bool = False) -> frozenset[str]:
+    """The names that a cell binds when it runs, those inside functions and classes left out.
+
+    functions : only definitions (def, class, and a name set to a lambda). Of text that does not
+    parse, the names in front of which a line says def, class or nothing but an assignment.
+    """
+    if not (body := statements(source)):
+        found = re.findall(r"^(?:async\s+def|def|class)\s+(\w+)", source, re.M)
+        if not functions:
+            found += re.findall(r"^(\w+)\s*(?::[^=\n]*)?=(?!=)", source, re.M)
+        return frozenset(found)
+    return bound_by(body, functions=functions)
+
+
+def bound_by(body: list[ast.stmt], *, functions: bool = False) -> frozenset[str]:
+    """`bound` for statements."""
+    names, queue = set(), list(body)
+    while queue:
+        node = queue.pop()
+        if isinstance(node, SCOPE):
+            names.add(getattr(node, "name", ""))
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Lambda):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {t.id for t in targets if isinstance(t, ast.Name)}
+        else:
+            if not functions and isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif not functions and isinstance(node, ast.alias):
+                names.add((node.asname or node.name).partition(".")[0])
+            queue += ast.iter_child_nodes(node)
+    return frozenset(names - {""})
+
+
 def defines(source: str, name: str) -> bool:
-    """Whether the text defines `name` at the top level. Works on text that does not parse, too."""
-    return bool(
-        re.search(rf"^(async\s+def|def)\s+{name}\b|^{name}\s*(:[^=\n]*)?=[^=]", source, re.M)
-    )
+    """Whether running the cell binds `name`. Works on text that does not parse, too."""
+    return name in bound(source)
 
 
 def without_magics(source: str) -> str:
-    """The source as IPython reads it: dedented, without lines that are no Python (%, !, name?)."""
+    """The source as IPython reads it: dedented, without what is no Python (%, !, name?)."""
+    source = source.removeprefix("\ufeff")
     if statements(source):
         return source
-    source = textwrap.dedent(source.removeprefix("\ufeff"))
-    return re.sub(r"^([ \t]*)(?:[%!].*|[\w.]+\?\??[ \t]*)$", r"\1pass", source, flags=re.M)
+    source = re.sub(r"^([ \t]*)%time[ \t]+", r"\1", textwrap.dedent(source), flags=re.M)
+    source = re.sub(r"^([ \t]*\w+)[ \t]*=[ \t]*[%!].*$", r"\1 = None", source, flags=re.M)
+    return re.sub(r"^([ \t]*)(?:[%!?].*|[\w.]+\?\??[ \t]*)$", r"\1pass", source, flags=re.M)
 
 
 def runs_elsewhere(statement: str) -> bool:
@@ -176,36 +245,106 @@ def _question(path, notebook, cells, index) -> Question:
     )
 
 
-def read_submission(data: bytes) -> list[Cell]:
+@dataclass(frozen=True)
+class Reading:
+    """A file as read: its cells, and what was unusual about the file."""
+
+    cells: list[Cell]
+    notes: tuple[str, ...] = ()
+
+
+def read_submission(data: bytes) -> Reading:
     """The cells of a file that a learner handed in.
 
-    Raises UnreadableError with a sentence for the learner when it is no notebook.
+    Besides notebooks of every format it reads gzip, a zip archive with one notebook, UTF-16, and a
+    notebook exported as a Python script. Raises UnreadableError with a sentence for the learner
+    when there is nothing to read.
     """
+    data, notes = _unpacked(data)
     if len(data) > MAX_BYTES:
         raise UnreadableError(
             f"The file is larger than {MAX_BYTES // 2**20} MB; clear its outputs."
         )
-    if not data.strip():
+    if not data.strip(b"\0 \t\r\n"):
         raise UnreadableError("The file is empty.")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise UnreadableError("The file is not text, so it is not a notebook.") from None
-    if re.search(r"^[ \t]*(<{7} |>{7} |={7}$)", text, re.M):
-        raise UnreadableError("The file holds an unresolved merge conflict (lines with <<<<<<<).")
+    encoding = json.detect_encoding(data)
+    text = data.decode(encoding, "replace")
     try:
         notebook = json.loads(text)
     except (ValueError, RecursionError) as error:
-        line = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
-        raise UnreadableError(
-            f"The file is damaged: it is not valid JSON{line}. "
-            "Check that it opens in JupyterLab before you hand it in."
-        ) from None
+        if (cells := _script(text)) is None:
+            raise UnreadableError(_why_no_notebook(text, error)) from None
+        notes += ("The file is a script, not a notebook; its functions were graded.",)
+        return Reading(cells, notes)
+    if "\ufffd" in text and "\ufffd".encode() not in data:
+        notes += ("The file is not saved as UTF-8; some letters may be lost.",)
     if isinstance(notebook, dict) and isinstance(notebook.get("worksheets"), list):
         notebook = _upgraded(notebook)
     if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
         raise UnreadableError("The file is JSON but not a notebook: it has no list of cells.")
-    return [_cell(raw) for raw in notebook["cells"] if isinstance(raw, dict)]
+    return Reading([_cell(raw) for raw in notebook["cells"] if isinstance(raw, dict)], notes)
+
+
+def _unpacked(data: bytes) -> tuple[bytes, tuple[str, ...]]:
+    """The notebook inside a gzip or zip file; other data as it is. Never more than MAX_BYTES + 1.
+
+    Raises UnreadableError.
+    """
+    try:
+        if data.startswith(b"\x1f\x8b"):
+            inside = zlib.decompressobj(wbits=31)
+            plain = inside.decompress(data, MAX_BYTES + 1)
+            if not inside.eof and len(plain) <= MAX_BYTES:
+                raise EOFError
+            return plain, ("The file was compressed with gzip; it was unpacked.",)
+        if data.startswith(b"PK\x03\x04"):
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                inside = [n for n in archive.namelist() if _is_notebook(n)]
+                if len(inside) != 1:
+                    raise UnreadableError(
+                        f"The file is a zip archive with {len(inside)} notebooks in it; hand in "
+                        "the notebook itself."
+                    )
+                with archive.open(inside[0]) as file:
+                    return file.read(MAX_BYTES + 1), (
+                        "The file was a zip archive; the one notebook in it was graded.",
+                    )
+    except (zlib.error, zipfile.BadZipFile, EOFError, OSError, NotImplementedError, RuntimeError):
+        raise UnreadableError("The file is a damaged archive, not a notebook.") from None
+    return data, ()
+
+
+def _is_notebook(name: str) -> bool:
+    """A notebook by its name; not a checkpoint, nor what macOS adds to archives."""
+    hidden = any(part.startswith((".", "__MACOSX")) for part in name.split("/"))
+    return name.lower().endswith(".ipynb") and not hidden
+
+
+def _script(text: str) -> list[Cell] | None:
+    """The cells of a notebook exported as a script (nbconvert's or percent format), else None."""
+    if not re.search(r"^(?:async )?def \w+\(|^\w+ = lambda", text, re.M):
+        return None
+    if re.match(r"\s*[{\[<]", text):  # damaged JSON, a web page
+        return None
+    parts = re.split(r"^# (?:%%|In ?\[).*$", text.replace("\r\n", "\n"), flags=re.M)
+    return [Cell("code", _valid(part).strip() + "\n") for part in parts if part.strip()]
+
+
+def _why_no_notebook(text: str, error: Exception) -> str:
+    if re.match(r"\s*<", text) and re.search(r"<(?:!doctype|html|head|body)\b", text[:4096], re.I):
+        return (
+            "The file is a web page, not a notebook: what was saved is a page that shows a "
+            "notebook or a message. Download the notebook itself."
+        )
+    if re.search(r"^[ \t]*(<{7} |>{7} |={7}$)", text, re.M):
+        return "The file holds an unresolved merge conflict (lines with <<<<<<<)."
+    if "\0" in text[:4096] or text.count("\ufffd", 0, 4096) > 16 or text.startswith("\ufffd"):
+        return "The file is not text, so it is not a notebook."
+    line = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
+    return (
+        f"The file is damaged: it is not valid JSON{line}. "
+        "Check that it opens in JupyterLab before you hand it in."
+    )
 
 
 def _upgraded(notebook):
@@ -214,7 +353,7 @@ def _upgraded(notebook):
         c
         for sheet in notebook["worksheets"]
         if isinstance(sheet, dict)
-        for c in sheet.get("cells") or []
+        for c in (sheet.get("cells") if isinstance(sheet.get("cells"), list) else [])
         if isinstance(c, dict)
     ]
     return {"cells": [{**c, "source": c.get("input", c.get("source", ""))} for c in cells]}
@@ -238,4 +377,5 @@ def _cell(raw: dict) -> Cell:
 
 def _valid(source: str) -> str:
     """With \\n as the end of lines, and without the halves of characters that JSON can hold."""
-    return source.replace("\r\n", "\n").encode("utf-8", "replace").decode()
+    source = source.replace("\r\n", "\n").replace("\r", "\n")
+    return source.encode("utf-8", "replace").decode()

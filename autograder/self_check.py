@@ -43,7 +43,7 @@ def self_check(path: Path) -> int:
 def which_homework(path: Path) -> str:
     """The homework a notebook belongs to: by its cells' labels, else by its file name."""
     try:
-        cells = read_submission(path.read_bytes())
+        cells = read_submission(path.read_bytes()).cells
     except UnreadableError:
         cells = []
     labels = {cell.grade_id for cell in cells if cell.grade_id}
@@ -61,4 +61,4 @@ def which_homework(path: Path) -> str:
 def _labels(homework: str) -> set[str]:
     """The labels of a homework's cells; a solution has those of its release."""
     source = ROOT / "solutions" / homework / f"{homework}.ipynb"
-    return {cell.grade_id for cell in read_submission(source.read_bytes()) if cell.grade_id}
+    return {cell.grade_id for cell in read_submission(source.read_bytes()).cells if cell.grade_id}
