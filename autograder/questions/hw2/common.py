@@ -1,4 +1,4 @@
-"""What homework 2's questions share: reductions nobody asked for, and inputs of the KL estimators."""
+"""What homework 2's questions share: wrong reductions, and inputs of the KL estimators."""
 
 import torch
 
