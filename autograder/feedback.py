@@ -160,11 +160,10 @@ def _written(release, score) -> str:
 
 def _card(mark, points: float, remark: str | None) -> str:
     """points : from the gradebook; remark : what a grader wrote about this answer."""
-    question = find(mark.id)
-    kind = "half" if mark.status == "wrong" and mark.points else mark.status
-    symbol, words = BADGES[kind]
+    question, state = find(mark.id), kind(mark)
+    symbol, words = BADGES[state]
     call = f"{question.function_name}{question.signature}"
-    return f"""<section class="card {kind.replace(" ", "-")}">
+    return f"""<section class="card {state.replace(" ", "-")}">
 <div class="head">
 <div class="badge" role="img" aria-label="{words}">{symbol}</div>
 <div class="title">{_h(question.title)}<span><code>{_h(call)}</code></span></div>
@@ -172,6 +171,11 @@ def _card(mark, points: float, remark: str | None) -> str:
 </div>
 {_list(_explanation(mark) + ([("Your instructor", _h(remark))] if remark else []))}
 </section>"""
+
+
+def kind(mark) -> str:
+    """A mark's status, "half" for an answer that is partly right; a key of BADGES."""
+    return "half" if mark.status == "wrong" and mark.points else mark.status
 
 
 def _explanation(mark) -> list[tuple[str, str]]:
