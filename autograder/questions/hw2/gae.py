@@ -54,7 +54,7 @@ def generate(draw, final):
 
 def buggy(rewards, values, done, *, gamma, lam, bootstrap=None, mistakes=frozenset()):
     ends = done.to(rewards.dtype)
-    batch, time = rewards.shape
+    time = rewards.shape[1]
     if "done_shifted" in mistakes:
         ends = torch.cat([ends[:, 1:], ends[:, -1:]], 1)
     elif "mask_inverted" in mistakes:
@@ -325,7 +325,7 @@ MISTAKES = (
     Mistake(
         "advantages_only",
         "Only one tensor is returned instead of advantages and returns.",
-        "return advantages, advantages + values",
+        "Return both: (advantages, advantages + values).",
         WHERE,
     ),
 )
