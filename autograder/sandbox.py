@@ -1,17 +1,30 @@
 """Calls a learner's function in another process, and brings back plain data.
 
-`Sandbox` owns one worker process (`autograder.worker`). It sends cells and inputs and receives
-outcomes in the format of `autograder.wire`; whatever a worker sends is parsed as foreign data.
-A worker has CPU, memory, file and process limits, a wall-clock limit, a clean environment and an
-empty working folder. It is NOT isolated from the file system and the network: see ISOLATION.
+`Sandbox` owns one worker process (`autograder.worker`). Per question it hands over a file with
+cells and inputs in the format of `autograder.wire`, and reads what the fork reports, as foreign
+data: never more than a set size, nothing but the expected fields, no pickle.
+
+Isolated (Linux), the code runs in namespaces of its own (`autograder.isolation`): it sees Python,
+torch and einops, an empty folder and no other process, file or network. Not isolated, it runs in
+child processes with limits on CPU time, memory, files and processes: see NOT_ISOLATED.
+
+What isolation cannot do: inside its process, an answer can replace the code that calls it. It may
+then report any outcome it likes, but values and gradients are judged by their numbers, on inputs
+it cannot know before. What is no number can be hidden: that inputs were modified (copying them
+first is easier), and whether a value was computed by the function or beside it.
 """
 
 import contextlib
+import functools
 import json
 import os
+import selectors
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -20,10 +33,11 @@ import torch
 from autograder import wire
 from autograder.cases import Case, Outcome
 
-ISOLATION = (
+NOT_ISOLATED = (
     "NOT ISOLATED: answers run in child processes with time and memory limits, but they can read "
     "your files and use your network. Grade people you trust, or run this in a container."
 )
+ISOLATION = NOT_ISOLATED  # its former name
 
 
 @dataclass(frozen=True)
@@ -33,8 +47,9 @@ class Limits:
     cpu_seconds: int = 5
     wall_seconds: int = 30
     memory_mb: int = 2048  # on top of what torch itself takes
-    file_mb: int = 16
-    processes: int = 64
+    file_mb: int = 16  # one file; isolated also all files together
+    processes: int = 64  # isolated: threads, there are no other processes
+    open_files: int = 64
     reply_mb: int = 16
 
 
@@ -83,13 +98,34 @@ def encode_cases(cases: list[Case]):
     return wire.encode([{f.name: getattr(case, f.name) for f in fields(Case)} for case in cases])
 
 
-class Sandbox:
-    """One worker process; use as a context manager. Not shared between threads."""
+@functools.cache
+def isolation() -> str:
+    """Empty when answers can be isolated on this system, else the reason; found by trying."""
+    if not sys.platform.startswith("linux"):
+        return f"isolation needs Linux, this is {sys.platform}"
+    try:
+        with Sandbox(isolated=None) as sandbox:
+            sandbox._start(only_try=True)
+    except (OSError, WorkerError) as error:
+        return f"answers cannot be isolated here: {error}"
+    return ""
 
-    def __init__(self, limits: Limits | None = None):
+
+class Sandbox:
+    """One worker process; use as a context manager. Not shared between threads.
+
+    isolated : False runs answers in child processes with limits only. Raises WorkerError with the
+        reason where isolation is wanted and cannot be had. (None is for `isolation` itself.)
+    """
+
+    def __init__(self, limits: Limits | None = None, isolated: bool | None = True):
+        if isolated and (reason := isolation()):
+            raise WorkerError(reason)
         self.limits = limits or Limits()
-        self._folder = tempfile.TemporaryDirectory(prefix="autograder-")
+        self.isolated = isolated is not False
+        self._folder = tempfile.TemporaryDirectory(prefix="autograder-", ignore_cleanup_errors=True)
         self._process = None
+        self._control = None
         self._closed = False
 
     def __enter__(self):
@@ -109,74 +145,113 @@ class Sandbox:
         if process is None:
             return
         with contextlib.suppress(OSError):
-            process.stdin.close()  # the worker ends when its input does
+            self._control.shutdown(socket.SHUT_RDWR)  # the worker ends when its socket does
         try:
             process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        process.stdout.close()
+        self._control.close()
 
     def run(self, cells: list[Cell], answer: str, function: str, cases) -> Run:
         """Run `cells` in order, take `function` as it stands after the cell `answer`, collect.
 
         cases : from `encode_cases`.
         A worker that dies is replaced once; if it dies again, that was the learner's code. Raises
-        WorkerError when no worker can be started.
+        WorkerError when no worker can be started, or when it cannot isolate a question.
         """
         job = {
             "cells": [asdict(cell) for cell in cells],
             "answer": answer,
             "function": function,
             "cases": cases,
-            "limits": asdict(self.limits),
         }
-        line = json.dumps(job).encode() + b"\n"
+        data = json.dumps(job).encode()
         for _ in range(2):
             if self._closed:
                 raise WorkerError("grading was stopped")
-            if self._process is None:
-                try:
-                    self._start()
-                except OSError as error:  # ours, not the learner's
-                    raise WorkerError(f"no process to run answers in: {error}") from None
             try:
-                return self._read(self._ask(line))
+                if self._process is None:
+                    self._start()
+                return self._read(*self._ask(data), {cell.key for cell in cells}, len(cases))
             except (OSError, ValueError):
                 self._stop()
         return Run(None, "ended the process that runs answers")
 
-    def _ask(self, line):
-        self._process.stdin.write(line)
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise ValueError("the worker is gone")
-        return json.loads(answer)
+    def _ask(self, data) -> tuple[bytes, str]:
+        """What the fork reported, and how it ended: done, cpu, wall, size or a signal's name."""
+        reader, writer = os.pipe()
+        try:
+            with tempfile.TemporaryFile(dir=self._folder.name) as job:
+                job.write(data)
+                job.flush()
+                job.seek(0)
+                socket.send_fds(self._control, [b"run"], [job.fileno(), writer])
+        finally:
+            os.close(writer)
+            report, ending = listen(reader, self.limits)
+        self._control.sendall(b"end")
+        end = json.loads(self._hear())
+        if ending != "done":
+            return report, ending
+        if not report.startswith(b'{"event": "begin"}\n') and not self._closed:
+            raise WorkerError(f"a question could not be shut in: {self._last_words()}")
+        if not os.WIFSIGNALED(end["status"]):
+            return report, "done"
+        number = os.WTERMSIG(end["status"])
+        if end["cpu_seconds"] >= 0.95 * self.limits.cpu_seconds:
+            return report, "cpu"
+        return report, signal.Signals(number).name
 
-    def _start(self):
+    def _hear(self) -> bytes:
+        """One line from the worker. Raises OSError when it is gone or says nothing for long."""
+        line = b""
+        while not line.endswith(b"\n"):
+            part = self._control.recv(4096)
+            if not part:
+                raise ConnectionError("the worker is gone")
+            line += part
+        return line
+
+    def _start(self, only_try=False):
         Path(self._folder.name).mkdir(exist_ok=True)  # an answer may have removed it
+        root = Path(self._folder.name, "root")
+        if self.isolated:
+            root.mkdir(exist_ok=True)
+        home = "/answer" if self.isolated else self._folder.name
         environment = {
             "PATH": os.defpath,
-            "HOME": self._folder.name,
-            "TMPDIR": self._folder.name,
+            "HOME": home,
+            "TMPDIR": home,
             "LANG": "C.UTF-8",
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
-        with self._log.open("wb") as log:
+        settings = {
+            "limits": asdict(self.limits),
+            "packages": package_folders(),
+            "root": str(root) if self.isolated else None,
+            "only_try": only_try,
+        }
+        self._control, theirs = socket.socketpair()
+        self._control.settimeout(120)
+        file = Path(__file__).with_name("worker.py")
+        with self._log.open("wb") as log, theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", str(Path(__file__).with_name("worker.py"))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [sys.executable, "-I", "-S", file, str(theirs.fileno()), json.dumps(settings)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 stderr=log,
+                pass_fds=[theirs.fileno()],
                 cwd=self._folder.name,
                 env=environment,
                 start_new_session=True,
             )
-        if self._process.stdout.readline() != b"ready\n":
-            raise WorkerError(f"no process to run answers in: {self._last_words()}")
+        with contextlib.suppress(OSError):
+            if self._hear() == b"ready\n":
+                return
+        raise WorkerError(f"no process to run answers in: {self._last_words()}")
 
     @property
     def _log(self) -> Path:
@@ -186,48 +261,79 @@ class Sandbox:
         lines = self._log.read_text("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
-    def _read(self, reply) -> Run:
-        """Make sense of a reply whose events a learner's process wrote."""
+    def _read(self, report: bytes, ending: str, keys: set[str], calls: int) -> Run:
+        """Make sense of events that a learner's process wrote."""
         errors, running, found, called, stopped, outcomes = {}, "", None, False, "", None
-        for line in reply["events"]:
-            try:
-                event = json.loads(line) if line else {}
-            except (ValueError, RecursionError):
-                continue
-            if not isinstance(event, dict):
-                continue
-            kind, cell = event.get("event"), str(event.get("cell"))
-            if kind == "start":
+        # An honest process reports two events per cell and three more.
+        for line in report.split(b"\n", 2 * len(keys) + 8)[: 2 * len(keys) + 8]:
+            event = parsed(line)
+            kind, cell, error = (event.get(name) for name in ("event", "cell", "error"))
+            error = error[:400] if isinstance(error, str) else ""
+            known = isinstance(cell, str) and cell in keys
+            if kind == "start" and known:
                 running = cell
-            elif kind == "ran":
+            elif kind == "ran" and known:
                 running = ""
-                if event.get("error"):
-                    errors[cell] = str(event["error"])[:400]
+                if error:
+                    errors[cell] = error
             elif kind == "function":
                 found, called = event.get("found") is True, event.get("callable") is True
             elif kind == "stopped":
-                stopped = f"stopped with {event.get('error')}"[:400]
+                stopped = f"stopped with {error}"
             elif kind == "outcomes":
                 try:
-                    outcomes = read_outcomes(event.get("outcomes"))
-                except wire.WireError as error:
-                    stopped = f"returned something that cannot be read: {error}"
+                    outcomes = read_outcomes(event.get("outcomes"), calls)
+                except wire.WireError as problem:
+                    stopped = f"returned something that cannot be read: {problem}"[:400]
         if outcomes is not None:  # the answer is there; what went on afterwards does not matter
             return Run(outcomes, errors=errors)
-        ending = reply["ending"]
         if ending in ("cpu", "wall"):
             seconds = getattr(self.limits, f"{ending}_seconds")
             return Run(None, f"took longer than {seconds} seconds", True, running, errors)
         if ending == "size":
             return Run(None, "returned more data than any right answer could", errors=errors)
         if ending != "done":
-            problem = f"ended the Python process ({ending.removeprefix('died ')})"
-            return Run(None, problem, errors=errors)
+            return Run(None, f"ended the Python process ({ending})", errors=errors)
         if found is False:
             return Run(None, "is not defined after its cell has run", errors=errors)
         if not called and found:
             return Run(None, "is not a function", errors=errors)
         return Run(None, stopped or "ended the Python process", errors=errors)
+
+
+def package_folders() -> list[str]:
+    """The folders with installed packages: what a worker may import from."""
+    return [
+        path
+        for path in dict.fromkeys(sys.path)
+        if Path(path).name in ("site-packages", "dist-packages") and Path(path).is_dir()
+    ]
+
+
+def listen(reader: int, limits: Limits) -> tuple[bytes, str]:
+    """Read until the other end is closed, the time is up, or it is too much; close `reader`."""
+    deadline = time.monotonic() + limits.wall_seconds
+    data = bytearray()
+    with open(reader, "rb", buffering=0) as pipe, selectors.DefaultSelector() as ready:
+        ready.register(pipe, selectors.EVENT_READ)
+        while (left := deadline - time.monotonic()) > 0:
+            if ready.select(left):
+                chunk = pipe.read(2**16)
+                if not chunk:
+                    return bytes(data), "done"
+                data += chunk
+                if len(data) > limits.reply_mb * 2**20:
+                    return b"", "size"
+    return bytes(data), "wall"
+
+
+def parsed(line: bytes) -> dict:
+    """One event, or nothing."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return event if isinstance(event, dict) else {}
 
 
 OUTCOME_TYPES = {
@@ -241,11 +347,11 @@ OUTCOME_TYPES = {
 }
 
 
-def read_outcomes(message) -> list[Outcome]:
-    """Outcomes from the wire. Raises WireError unless every field is there with its type."""
+def read_outcomes(message, calls: int) -> list[Outcome]:
+    """One outcome per call. Raises WireError unless every field is there with its type."""
+    if not isinstance(message, list) or len(message) != calls:
+        raise wire.WireError("expected one outcome per call")
     items = wire.decode(message)
-    if not isinstance(items, list):
-        raise wire.WireError("expected a list of outcomes")
     for item in items:
         if not isinstance(item, dict) or set(item) != set(OUTCOME_TYPES):
             raise wire.WireError("an outcome has other fields than expected")

@@ -16,6 +16,7 @@ import torch
 MAX_BYTES = 16 * 2**20  # one message, either way
 MAX_ELEMENTS = 2**20  # one tensor
 MAX_DEPTH = 32
+MAX_AXES = 16
 
 KINDS = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool"
 DTYPES = {name: getattr(torch, name) for name in KINDS.split()}
@@ -62,7 +63,7 @@ def decode(value, depth=0):
         return tuple(decode(item, depth + 1) for item in content)
     if kind == "dict" and type(content) is dict:
         return {key: decode(item, depth + 1) for key, item in content.items()}
-    raise WireError(f"unknown kind {kind!r}; expected one of: tensor, tuple, dict")
+    raise WireError(f"unknown kind {kind[:40]!r}; expected one of: tensor, tuple, dict")
 
 
 def dumps(value) -> bytes:
@@ -101,18 +102,21 @@ def _encode_tensor(tensor):
 def _decode_tensor(content):
     if type(content) is not dict or set(content) != {"dtype", "shape", "data", "requires_grad"}:
         raise WireError("a tensor needs exactly dtype, shape, data and requires_grad")
-    dtype, shape, data = DTYPES.get(str(content["dtype"])), content["shape"], content["data"]
+    name, shape, data = content["dtype"], content["shape"], content["data"]
+    dtype = DTYPES.get(name) if type(name) is str else None
     if dtype is None:
-        raise WireError(f"unknown dtype {content['dtype']!r}")
-    if type(shape) is not list or not all(type(n) is int and n >= 0 for n in shape):
-        raise WireError("a shape is a list of non-negative integers")
+        raise WireError(f"unknown dtype {str(name)[:40]!r}")
+    if type(shape) is not list or len(shape) > MAX_AXES:
+        raise WireError(f"a shape is a list of at most {MAX_AXES} integers")
+    if not all(type(n) is int and 0 <= n <= MAX_ELEMENTS for n in shape):
+        raise WireError(f"the numbers in a shape lie between 0 and {MAX_ELEMENTS:,}")
     if type(data) is not list or len(data) > MAX_ELEMENTS or len(data) != math.prod(shape):
         raise WireError(f"shape {shape} does not fit the number of values")
     kinds = {bool} if dtype is torch.bool else {int, float} if dtype.is_floating_point else {int}
     if not all(type(item) in kinds for item in data):
-        raise WireError(f"a value that is not a number of type {content['dtype']}")
+        raise WireError(f"a value that is not a number of type {name}")
     try:
         tensor = torch.tensor(data, dtype=dtype).reshape(shape)
-    except (RuntimeError, OverflowError, ValueError) as error:
-        raise WireError(f"values that do not fit {content['dtype']}: {error}") from None
+    except (RuntimeError, OverflowError, ValueError, TypeError) as error:
+        raise WireError(f"values that do not fit {name}: {error}") from None
     return tensor.requires_grad_(bool(content["requires_grad"]) and dtype.is_floating_point)

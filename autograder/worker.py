@@ -1,15 +1,19 @@
 """Runs learners' code: a process that loads torch once and forks for every question.
 
-Started by `autograder.sandbox` as a script. It imports torch, `autograder.cases` and
-`autograder.wire`: no reference, no expected value and no tolerance ever enters this process.
+Started by `autograder.sandbox` as a script. It loads torch, `autograder.cases`, `autograder.wire`
+and `autograder.isolation`: no reference, no expected value and no tolerance ever enters it. It
+does not even read the questions: the descriptor of a job is handed on to a fork, and only that
+fork reads it, so that what one learner wrote is not in the memory of the next one's process.
 
-Protocol: the word ready, then one JSON job per line on standard input and one JSON reply per line
-on standard output.
-For each job a fork in its own session, with resource limits and its own empty working folder,
-runs the learner's cells and then `collect`. It reports over a pipe, one line per event; the
-lines are passed on unread, because they come from a learner's process. The reply says how the
-fork ended: done, cpu (used up its seconds), wall (took too long), size (reported too much) or
-died (with the signal's name).
+Protocol, over the socket whose descriptor is the first argument: the worker says ready. Per job
+the grader sends the word run with two descriptors, the job (a file) and the end of a pipe to
+report into; later the word end. Then the worker kills the fork and says how it ended and how much
+CPU time it took, as a line of JSON. The worker ends when the socket does.
+The fork runs the learner's cells in its own working folder, within limits, then `collect`, and
+reports one line per event; only the grader reads them, as foreign data.
+
+The second argument holds the settings: limits, package folders, and the empty folder for the root
+of an isolated world, or null for child processes with limits only.
 """
 
 import ast
@@ -20,16 +24,19 @@ import json
 import linecache
 import os
 import resource
-import selectors
 import shutil
 import signal
+import socket
 import sys
 import tempfile
-import time
+import traceback
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
-ROOT = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parent
 OURS = {"policy_gradients", "toy_models", "llm_trainer", "lectures", "autograder", "solutions"}
+REPORT = 3  # the only descriptor a learner's code finds open, besides three that lead nowhere
 
 
 PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
@@ -52,102 +59,136 @@ class Refuse:
 
 
 def main():
-    sys.path.insert(0, str(ROOT))
+    control = socket.socket(fileno=int(sys.argv[1]))
+    settings = json.loads(sys.argv[2])
+    sources = {name: (HERE / f"{name}.py").read_text() for name in ("isolation", "cases", "wire")}
+    isolation = module("isolation", sources)
+    proc = None
+    if settings["root"]:
+        proc = isolation.enter(settings["root"], settings["packages"])
+        if inside := os.fork():  # the worker proper is the first of its pid namespace
+            control.close()
+            os.waitpid(inside, 0)
+            os._exit(0)
+    system_call(PR_SET_PDEATHSIG, signal.SIGKILL)
+    system_call(PR_SET_CHILD_SUBREAPER, 1)
+    shut_in = partial(confine, isolation, proc, settings["limits"])
+    if settings["only_try"]:
+        control.sendall(b"ready\n" if attempt(isolation, proc, shut_in) else b"failed\n")
+        return
+    sys.path += settings["packages"]
+    sys.meta_path.insert(0, Refuse)
+    sys.argv[:] = [""]
+    del globals()["__file__"]
     import torch
 
     with contextlib.suppress(ImportError):
         import einops  # noqa: F401
-    from autograder import cases, wire
-
+    cases, wire = module("cases", sources), module("wire", sources)
     torch.set_num_threads(1)
-    system_call(PR_SET_CHILD_SUBREAPER, 1)
-    sys.path.remove(str(ROOT))
-    for name in [n for n in sys.modules if n.partition(".")[0] in OURS]:
-        del sys.modules[name]
-    # An editable installation of the course: a folder on the path, or an import hook of its own.
-    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT]
-    hooks = [h for h in sys.meta_path if "editable" in str(getattr(h, "__module__", ""))]
-    sys.meta_path[:] = [Refuse, *(h for h in sys.meta_path if h not in hooks)]
-
-    jobs, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    replies.write(b"ready\n")
-    replies.flush()
-    while line := jobs.readline():
-        reply = run_in_fork(json.loads(line), jobs.fileno(), cases, wire)
-        replies.write(json.dumps(reply).encode() + b"\n")
-        replies.flush()
+    control.sendall(b"ready\n")
+    serve(control, isolation, proc, shut_in, cases, wire)
 
 
-def run_in_fork(job, jobs_fd, cases, wire):
-    """Fork, run the job there, and describe what happened."""
-    os.makedirs(tempfile.gettempdir(), exist_ok=True)  # an answer may have removed it
-    folder = tempfile.mkdtemp(prefix="answer-")
-    reader, writer = os.pipe()
-    pid = os.fork()
+def module(name, sources):
+    """One of our files as a module that does not say where it lies."""
+    made = ModuleType(name)
+    exec(compile(sources[name], f"<{name}>", "exec"), made.__dict__)
+    return made
+
+
+def attempt(isolation, proc, shut_in) -> bool:
+    """Whether a fork can be shut in here; if not, the reason goes to standard error."""
+    pid = fork(isolation, proc)
     if pid == 0:
         try:
-            os.setsid()
-            confine(folder, job["limits"])
-            # Only the pipe survives: the learner's code cannot speak to the grader.
-            os.dup2(writer, 3, inheritable=False)
-            os.closerange(4, 4096)
-            serve(job, cases, wire)
-        finally:
+            shut_in()
+            Path("file").touch()
             os._exit(0)
-    os.close(writer)
-    try:
-        data, ending = listen(reader, jobs_fd, job["limits"])
-    finally:
-        os.close(reader)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def fork(isolation, proc):
+    return os.fork() if proc is None else isolation.fork_apart(proc)
+
+
+def serve(control, isolation, proc, shut_in, cases, wire):
+    """One fork per job, until the grader is gone."""
+    while True:
+        word, descriptors, *_ = socket.recv_fds(control, 3, 2)
+        if word != b"run":
+            return
+        job, report = descriptors
+        folder = None if proc is not None else new_folder()
+        pid = fork(isolation, proc)
+        if pid == 0:
+            try:
+                control.detach()
+                with open(job, "rb") as file:
+                    text = file.read()
+                shut_in(folder)
+                os.dup2(report, REPORT, inheritable=False)
+                os.closerange(REPORT + 1, 4096)
+                answer(json.loads(text), cases, wire)
+            except BaseException:
+                traceback.print_exc()  # before the learner's code: to the log; else to nowhere
+            finally:
+                os._exit(0)
+        os.close(job)
+        os.close(report)
+        word = control.recv(3)
         kill_group(pid)
-        status, usage = reap(pid)
-        sweep()
-        shutil.rmtree(folder, ignore_errors=True)
-    if ending == "closed":
-        ending = describe(status, usage, job["limits"])
-    return {"ending": ending, "events": data.decode("ascii", "replace").split("\n")}
+        _, status, usage = os.wait4(pid, 0)
+        if folder:
+            sweep()
+            shutil.rmtree(folder, ignore_errors=True)
+        if word != b"end":
+            return
+        end = {"status": status, "cpu_seconds": usage.ru_utime + usage.ru_stime}
+        control.sendall(json.dumps(end).encode() + b"\n")
 
 
-def confine(folder, limits):
-    """Resource limits, an empty working folder, no terminal; die with the grader."""
+def new_folder():
+    os.makedirs(tempfile.gettempdir(), exist_ok=True)  # an answer may have removed it
+    return tempfile.mkdtemp(prefix="answer-")
+
+
+def confine(isolation, proc, limits, folder=None):
+    """Resource limits, an empty working folder, no terminal; isolated: nothing else to reach."""
+    os.setsid()
     system_call(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.chdir(folder)
+    if proc is not None:
+        isolation.close_in(proc, limits["file_mb"])
+    elif folder:
+        os.chdir(folder)
+    megabyte = 2**20
+    bounds = [
+        (resource.RLIMIT_CPU, limits["cpu_seconds"]),
+        (resource.RLIMIT_FSIZE, limits["file_mb"] * megabyte),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, limits["processes"]),
+        (resource.RLIMIT_NOFILE, limits["open_files"]),
+    ]
+    with contextlib.suppress(OSError):  # not on other systems than Linux
+        statm = os.open("self/statm", os.O_RDONLY, dir_fd=proc) if proc else None
+        text = Path("/proc/self/statm").read_bytes() if statm is None else os.read(statm, 100)
+        memory = int(text.split()[0]) * resource.getpagesize() + limits["memory_mb"] * megabyte
+        bounds.append((resource.RLIMIT_AS, memory))
     null = os.open(os.devnull, os.O_RDWR)
+    for kind, bound in bounds:
+        highest = resource.getrlimit(kind)[1]
+        if highest != resource.RLIM_INFINITY:
+            bound = min(bound, highest)
+        with contextlib.suppress(*(() if proc else (ValueError, OSError))):  # not everywhere
+            resource.setrlimit(kind, (bound, bound))
+    if proc is not None:
+        isolation.give_up_rights()
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    bounds = [
-        (resource.RLIMIT_CPU, limits["cpu_seconds"], limits["cpu_seconds"] + 1),
-        (resource.RLIMIT_FSIZE, limits["file_mb"] * 2**20, limits["file_mb"] * 2**20),
-        (resource.RLIMIT_CORE, 0, 0),
-        (resource.RLIMIT_NPROC, limits["processes"], limits["processes"]),
-    ]
-    if os.path.exists("/proc/self/statm"):
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        memory = pages * resource.getpagesize() + limits["memory_mb"] * 2**20
-        bounds.append((resource.RLIMIT_AS, memory, memory))
-    for kind, soft, hard in bounds:
-        with contextlib.suppress(ValueError, OSError):  # already lower, or not offered here
-            resource.setrlimit(kind, (soft, hard))
-
-
-def listen(reader, jobs_fd, limits):
-    """Everything the fork writes until it closes the pipe, and why we stopped listening."""
-    deadline = time.monotonic() + limits["wall_seconds"]
-    data = bytearray()
-    with selectors.DefaultSelector() as ready:
-        ready.register(reader, selectors.EVENT_READ)
-        ready.register(jobs_fd, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0:
-            for key, _ in ready.select(left):
-                if key.fd == jobs_fd:
-                    sys.exit(0)  # the grader is gone: nothing else is ever sent during a job
-                chunk = os.read(reader, 2**16)
-                if not chunk:
-                    return data, "closed"
-                data += chunk
-                if len(data) > limits["reply_mb"] * 2**20:
-                    return data[:0], "size"
-    return data, "wall"
 
 
 def kill_group(pid):
@@ -166,27 +207,13 @@ def sweep():
                 os.waitpid(pid, 0)
 
 
-def reap(pid):
-    _, status, usage = os.wait4(pid, 0)
-    return status, usage
-
-
-def describe(status, usage, limits):
-    if not os.WIFSIGNALED(status):
-        return "done"
-    number = os.WTERMSIG(status)
-    used = usage.ru_utime + usage.ru_stime
-    if number == signal.SIGXCPU or used >= limits["cpu_seconds"]:
-        return "cpu"
-    return f"died {signal.Signals(number).name}"
-
-
-def serve(job, cases, wire):
+def answer(job, cases, wire):
     """In the fork: run the cells in order, take the function, call `collect`, report each step."""
 
     def report(event):
-        write_all(3, json.dumps(event).encode() + b"\n")
+        write_all(REPORT, json.dumps(event).encode() + b"\n")
 
+    report({"event": "begin"})
     namespace = {"__name__": "__main__", "__builtins__": builtins}
     function = None
     for cell in job["cells"]:

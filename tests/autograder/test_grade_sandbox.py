@@ -10,15 +10,35 @@ import torch
 
 from autograder import wire
 from autograder.cases import Case
-from autograder.sandbox import Cell, Limits, Sandbox, WorkerError, encode_cases, read_outcomes
+from autograder.sandbox import (
+    Cell,
+    Limits,
+    Sandbox,
+    WorkerError,
+    encode_cases,
+    isolation,
+    read_outcomes,
+)
 
 X = torch.tensor([[1.0, -2.0, 0.1]], dtype=torch.float64)
 CASES = encode_cases([Case("one", (X,), {}, differentiable=(0,), weights=torch.ones_like(X))])
 
 
+LIMITS = Limits(cpu_seconds=1, wall_seconds=4, memory_mb=512)
+
+
+@pytest.fixture(scope="module", params=["isolated", "limits only"])
+def sandbox(request, missing):
+    isolated = request.param == "isolated"
+    if isolated and isolation():
+        missing("isolation", isolation())
+    with Sandbox(LIMITS, isolated=isolated) as sandbox:
+        yield sandbox
+
+
 @pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(Limits(cpu_seconds=1, wall_seconds=4, memory_mb=512)) as sandbox:
+def limits_only():
+    with Sandbox(LIMITS, isolated=False) as sandbox:
         yield sandbox
 
 
@@ -41,7 +61,7 @@ def test_values_and_gradients_come_back_exactly(sandbox):
         ("import time\ndef f(x):\n    time.sleep(60)", "took longer than"),
         ("import os\ndef f(x):\n    os._exit(0)", "ended the Python process"),
         (
-            "import os\ndef f(x):\n    os.kill(os.getpid(), 11)",
+            "import ctypes\ndef f(x):\n    ctypes.string_at(0)",
             "ended the Python process (SIGSEGV)",
         ),
         ("f = 3", "is not a function"),
@@ -62,7 +82,9 @@ def test_signals_cannot_be_ignored_to_gain_time():
         "import signal\nfor s in (signal.SIGXCPU, signal.SIGTERM):\n"
         "    signal.signal(s, signal.SIG_IGN)\ndef f(x):\n    while True:\n        pass"
     )
-    with Sandbox(Limits(cpu_seconds=1, wall_seconds=120)) as sandbox:  # ended by the CPU limit
+    with Sandbox(
+        Limits(cpu_seconds=1, wall_seconds=120), isolated=False
+    ) as sandbox:  # ended by the CPU limit
         assert "took longer than 1 seconds" in run(sandbox, source).problem
 
 
@@ -146,27 +168,30 @@ def test_a_killed_worker_is_replaced(sandbox):
     assert run(sandbox, "def f(x):\n    return x").outcomes is not None
 
 
-def test_nothing_outlives_its_question(sandbox):
+def test_nothing_outlives_its_question(limits_only):
     source = (
         "import os, subprocess\ndef f(x):\n"
         "    sleeper = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
         "    return x + sleeper.pid"
     )
-    (outcome,) = run(sandbox, source).outcomes
+    (outcome,) = run(limits_only, source).outcomes
     sleeper = round(float(outcome.value[0, 0] - X[0, 0]))
     with pytest.raises(ProcessLookupError):
         os.kill(sleeper, 0)
 
 
-def test_killing_the_worker_costs_that_question_only(sandbox):
+def test_killing_the_worker_costs_that_question_only(limits_only):
     source = "import os\ndef f(x):\n    os.kill(os.getppid(), 9)"
-    assert "ended the process" in run(sandbox, source).problem
-    assert run(sandbox, "def f(x):\n    return x").outcomes is not None
+    assert "ended the process" in run(limits_only, source).problem
+    assert run(limits_only, "def f(x):\n    return x").outcomes is not None
 
 
 def test_a_worker_that_cannot_start_is_our_error(monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with Sandbox() as own, pytest.raises(WorkerError, match="no process to run answers"):
+    with (
+        Sandbox(isolated=False) as own,
+        pytest.raises(WorkerError, match="no process to run answers"),
+    ):
         run(own, "def f(x):\n    return x")
 
 
@@ -180,8 +205,21 @@ def test_an_exception_that_cannot_be_printed(sandbox):
     assert "Odd" in result.errors["answer"]
 
 
-def test_closing_leaves_no_process_and_no_file():
-    with Sandbox() as own:
+def test_where_isolation_is_missing_the_reason_is_given(monkeypatch):
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    isolation.cache_clear()
+    try:
+        with pytest.raises(WorkerError, match=r"cannot be isolated here: .*it said nothing"):
+            Sandbox()
+    finally:
+        isolation.cache_clear()
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_closing_leaves_no_process_and_no_file(isolated, missing):
+    if isolated and isolation():
+        missing("isolation", isolation())
+    with Sandbox(isolated=isolated) as own:
         assert run(own, "def f(x):\n    return x").outcomes is not None
         pid, folder = own._process.pid, Path(own._folder.name)
     assert not folder.exists()
@@ -214,6 +252,8 @@ def test_the_format_carries_what_we_use_exactly():
         {"tensor": {"dtype": "int64", "shape": [-1], "data": [1], "requires_grad": False}},
         {"tensor": {"dtype": "float64", "shape": [], "data": [1.0]}},
         {"tensor": {"dtype": [], "shape": [], "data": [1.0], "requires_grad": False}},
+        {"tensor": {"dtype": "int64", "shape": [2**70, 0], "data": [], "requires_grad": False}},
+        {"tensor": {"dtype": "int64", "shape": [1] * 17, "data": [1], "requires_grad": False}},
         {"dict": [1]},
         {"a": 1, "b": 2},
     ],
@@ -225,7 +265,9 @@ def test_anything_else_is_refused(message):
 
 def test_only_complete_outcomes_are_read():
     fields = {"value": None, "kind": "tensor", "gradients": (), "modified": (), "error": ""}
-    assert len(read_outcomes(wire.encode([fields]))) == 1
+    assert len(read_outcomes(wire.encode([fields]), 1)) == 1
+    with pytest.raises(wire.WireError):
+        read_outcomes(wire.encode([fields]), 2)
     for change in ({"error": 3}, {"gradients": [1]}, {"modified": (1.5,)}, {"extra": 1}):
         with pytest.raises(wire.WireError):
-            read_outcomes(wire.encode([fields | change]))
+            read_outcomes(wire.encode([fields | change]), 1)
