@@ -1,4 +1,4 @@
-"""python -m autograder {check,grade,release,doctor}; --help says more on each."""
+"""python -m autograder {check,status,grade,release,catalogue,doctor}; --help says more."""
 
 import argparse
 import os
@@ -12,7 +12,7 @@ ELSEWHERE = (
 
 try:
     from autograder.notebooks import HomeworkError
-    from autograder.sandbox import ISOLATION, Limits, WorkerError, available
+    from autograder.sandbox import NOT_ISOLATED, Limits, WorkerError, available
 except ModuleNotFoundError as missing:
     print(ELSEWHERE.format(missing.name, sys.executable), file=sys.stderr)
     sys.exit(2)
@@ -42,7 +42,9 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m autograder",
         description="Check, grade and release homework; each command has a --help of its own.",
     )
-    commands = top.add_subparsers(required=True, metavar="{check,grade,release,doctor}")
+    commands = top.add_subparsers(
+        required=True, metavar="{check,status,grade,release,catalogue,doctor}"
+    )
 
     one = commands.add_parser(
         "check",
@@ -52,6 +54,22 @@ def parser() -> argparse.ArgumentParser:
     )
     one.add_argument("notebook", type=Path, metavar="NOTEBOOK")
     one.set_defaults(run=run_check)
+
+    far = commands.add_parser(
+        "status",
+        help="for learners: what is done, and what to do next",
+        description="One line per homework: points on the visible cases, questions answered, "
+        "written answers, experiments that were run; then the next thing to do. More on a single "
+        "notebook. Reads what is saved and changes nothing.",
+    )
+    far.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="FOLDER",
+        help="folder of notebooks, or one notebook; default: the course's homework/",
+    )
+    far.set_defaults(run=run_status)
 
     many = commands.add_parser(
         "grade",
@@ -115,6 +133,16 @@ def parser() -> argparse.ArgumentParser:
     )
     make.set_defaults(run=run_release)
 
+    known = commands.add_parser(
+        "catalogue",
+        help="for instructors: which mistakes does the judge name?",
+        description="Gives the judge every known mistake, and every pair of them that fits "
+        "together: how many lose points, how many are named right, how many wrongly, and which no "
+        "case tells apart. Exits with 1 below the bars.",
+    )
+    known.add_argument("names", nargs="*", metavar="ID|HW", help="default: all questions")
+    known.set_defaults(run=run_catalogue)
+
     care = commands.add_parser(
         "doctor",
         help="is everything fit for grading?",
@@ -129,6 +157,12 @@ def run_check(arguments) -> int:
     from autograder.self_check import self_check
 
     return self_check(arguments.notebook)
+
+
+def run_status(arguments) -> int:
+    from autograder.status import DEFAULT, status
+
+    return status(arguments.folder or DEFAULT)
 
 
 def run_grade(arguments) -> int:
@@ -152,7 +186,7 @@ def run_grade(arguments) -> int:
         raise HomeworkError("--late-penalty is a share between 0 and 1")
     isolated = hasattr(sandbox, "isolation") and not arguments.not_isolated
     if not isolated:
-        print(ISOLATION, file=sys.stderr)
+        print(NOT_ISOLATED, file=sys.stderr)
     torch.set_num_threads(1)  # the tensors are tiny and --jobs already uses the processors
     results = grade(
         release,
@@ -189,6 +223,18 @@ def run_release(arguments) -> int:
         print("homework/ is not what solutions/ gives; run: python -m autograder release")
         return 1
     return 0
+
+
+def run_catalogue(arguments) -> int:
+    import torch
+
+    from autograder.catalogue_report import chosen, report
+
+    names = chosen(arguments.names)
+    from autograder.catalogue import measure
+
+    torch.set_num_threads(1)
+    return report(names, measure)
 
 
 def run_doctor(arguments) -> int:

@@ -36,12 +36,16 @@ class HomeworkError(ValueError):
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of any notebook. `grade_id` and `cell_id` are "" where there is none."""
+    """A cell of any notebook. `grade_id` and `cell_id` are "" where there is none.
+
+    ran : it was saved with an output or a count.
+    """
 
     kind: str
     source: str
     grade_id: str = ""
     cell_id: str = ""
+    ran: bool = False
 
     @cached_property
     def python(self) -> str:
@@ -372,6 +376,7 @@ def _cell(raw: dict) -> Cell:
         _valid(source) if isinstance(source, str) else "",
         grade_id if isinstance(grade_id, str) else "",
         cell_id if isinstance(cell_id, str) else "",
+        bool(raw.get("execution_count") or raw.get("prompt_number") or raw.get("outputs")),
     )
 
 

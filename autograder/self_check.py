@@ -24,10 +24,7 @@ def self_check(path: Path) -> int:
         examiner.close()
     rows = []
     for mark in result.marks:
-        hint = f" Hint: {mark.details['hint']}" if mark.details["hint"] else ""
-        cause = f"{mark.cause}".rstrip(".") + "."
-        text = "passes" if mark.status == "right" else printable(cause + hint)
-        rows.append((mark.id, f"{mark.points:g}/{mark.max_points:g}", text))
+        rows.append((mark.id, f"{mark.points:g}/{mark.max_points:g}", shown(mark)))
     print(f"{path.name} as {release.name}, on the visible cases\n")
     print(table(rows, ("question", "points", "verdict")))
     if result.notes:
@@ -38,6 +35,16 @@ def self_check(path: Path) -> int:
     right = sum(mark.status == "right" for mark in result.marks)
     print(f"\n{right} of {len(result.marks)} answers pass here. Grading uses other numbers.")
     return 0 if right == len(result.marks) and not result.notes else 1
+
+
+def shown(mark) -> str:
+    """A mark in one line: that it passes, or the cause and a hint."""
+    if mark.status == "right":
+        return "passes"
+    if mark.status == "unanswered":
+        return "not answered yet"
+    hint = f" Hint: {mark.details['hint']}" if mark.details["hint"] else ""
+    return printable(mark.cause.rstrip(".") + "." + hint)
 
 
 def which_homework(path: Path) -> str:

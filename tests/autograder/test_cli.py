@@ -5,14 +5,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from autograder.__main__ import main
+from autograder.catalogue_report import chosen, report
+from autograder.notebooks import HomeworkError
 
 ROOT = Path(__file__).resolve().parents[2]
 HOMEWORK = "hw1_policy_gradient"
 EXAMPLES = ROOT / "autograder/examples" / HOMEWORK
+COMMANDS = ("check", "status", "grade", "release", "catalogue", "doctor")
 
 
 def test_help_names_every_command():
@@ -20,10 +24,10 @@ def test_help_names_every_command():
         [sys.executable, "-m", "autograder", "--help"], capture_output=True, text=True
     )
     assert done.returncode == 0
-    assert all(command in done.stdout for command in ("check", "grade", "release", "doctor"))
+    assert all(command in done.stdout for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["check", "grade", "release", "doctor"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as end:
         main([command, "--help"])
@@ -40,6 +44,8 @@ def test_every_command_has_help(command, capsys):
         (["release", "hw9"], HOMEWORK),
         (["doctor", "hw9"], HOMEWORK),
         (["check", "no/such/file.ipynb"], "is not a file"),
+        (["status", "no/such/folder"], "does not exist"),
+        (["catalogue", "hw1/nothing"], "hw1/leave_one_out"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_sentence(arguments, words, capsys):
@@ -80,14 +86,14 @@ def test_check_passes_a_right_notebook(capsys):
 
 def test_check_names_what_is_wrong(capsys):
     assert main(["check", str(EXAMPLES / "ben" / f"{HOMEWORK}.ipynb")]) == 1
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "divided by G instead of by G-1" in printed
     assert "Hint:" in printed
 
 
 def test_check_finds_missing_and_duplicated_cells(capsys):
     assert main(["check", str(EXAMPLES / "gus.ipynb")]) == 1
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "The cell for optimal_baseline is missing" in printed
     assert "2 cells for group_centered" in printed
 
@@ -102,6 +108,90 @@ def test_check_of_a_foreign_notebook(tmp_path, capsys):
     path.write_text(json.dumps({"cells": []}))
     assert main(["check", str(path)]) == 2
     assert "none of the homeworks" in capsys.readouterr().err
+
+
+def worked_on(path, *, write=(), run=()):
+    """Ada's notebook with some written answers and some cells run."""
+    notebook = json.loads((EXAMPLES / "ada" / HOMEWORK / f"{HOMEWORK}.ipynb").read_text("utf-8"))
+    for cell in notebook["cells"]:
+        if cell["id"] in write:
+            cell["source"] = "My answer."
+        if cell["id"] in run:
+            cell["execution_count"] = 3
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(notebook))
+
+
+def test_status_of_a_folder(tmp_path, capsys):
+    work = tmp_path / HOMEWORK / f"{HOMEWORK}.ipynb"
+    worked_on(work, write=["q1-reflection", "q2-reflection"], run=["experiment-run"])
+    (tmp_path / "recipes.ipynb").write_text(json.dumps({"cells": []}))
+    before = work.read_bytes()
+    assert main(["status", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert f"{HOMEWORK}  20/20   8 of 8    2 of 8   1 of 4" in out
+    assert "write q3_reflection and 5 more" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert work.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("ben", "Next, hw1_policy_gradient: reinforce. The minus sign is missing"),
+        ("fay", "Next, hw1_policy_gradient: The file is damaged"),
+        ("gus.ipynb", "Next, hw1_policy_gradient: optimal_baseline. The cell for"),
+    ],
+)
+def test_status_says_what_to_do_next(file, words, capsys):
+    path = EXAMPLES / file
+    path = path if path.is_file() else next(path.rglob("*.ipynb"))
+    assert main(["status", str(path)]) == 0
+    assert words in " ".join(capsys.readouterr().out.split())
+
+
+def test_status_of_the_release_and_of_a_finished_homework(tmp_path, capsys):
+    release = ROOT / "homework" / HOMEWORK / f"{HOMEWORK}.ipynb"
+    ids = [c["id"] for c in json.loads(release.read_text("utf-8"))["cells"]]
+    worked_on(tmp_path / f"{HOMEWORK}.ipynb", write=[i for i in ids if "reflection" in i], run=ids)
+    assert main(["status", str(tmp_path)]) == 0
+    assert "Everything is done" in capsys.readouterr().out
+    shutil.copy(release, tmp_path / f"{HOMEWORK}.ipynb")
+    assert main(["status", str(tmp_path)]) == 0
+    assert "not begun" in capsys.readouterr().out
+
+
+def row(mistakes=10, killed=10, named=10, pairs=20, pairs_named=20, wrong=0, confusable=()):
+    return SimpleNamespace(
+        mistakes=mistakes, killed=killed, named=named, pairs=pairs, pairs_named=pairs_named,
+        pairs_wrongly_named=wrong, confusable=confusable,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({}, "Every mistake loses points"),
+        ({"confusable": [{"b", "a"}]}, "a = b"),
+        ({"killed": 9}, "1 mistake(s) lose no point"),
+        ({"named": 9}, "fewer than 95% of the mistakes"),
+        ({"pairs_named": 13}, "fewer than 70% of the pairs"),
+        ({"wrong": 1}, "1 pair(s) are called something else"),
+    ],
+)
+def test_the_catalogue_fails_below_its_bars(numbers, words, capsys):
+    exit_code = report(["hw1/leave_one_out"], lambda name: row(**numbers))
+    out = capsys.readouterr().out
+    assert words in out
+    assert exit_code == ("Below the bars" in out) == (not {*numbers} <= {"confusable"})
+
+
+def test_the_catalogue_takes_ids_and_homeworks():
+    assert chosen(["hw1/reinforce", "hw1/reinforce"]) == ["hw1/reinforce"]
+    assert len(chosen(["hw1"])) == len(chosen([HOMEWORK])) == 8
+    assert set(chosen(["hw1"])) <= set(chosen([]))
+    with pytest.raises(HomeworkError, match="hw1/leave_one_out"):
+        chosen(["hw1/nothing"])
 
 
 def test_doctor_is_content(capsys):
