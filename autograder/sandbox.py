@@ -199,7 +199,8 @@ class Sandbox:
         if not os.WIFSIGNALED(end["status"]):
             return report, "done"
         number = os.WTERMSIG(end["status"])
-        if end["cpu_seconds"] >= 0.95 * self.limits.cpu_seconds:
+        # The kernel counts ticks towards the limit, and exact time here.
+        if number == signal.SIGKILL and end["cpu_seconds"] >= 0.7 * self.limits.cpu_seconds:
             return report, "cpu"
         return report, signal.Signals(number).name
 
