@@ -1,5 +1,7 @@
 """What the questions of homework 3 share: masks, ratios, averages, the clip, texts of mistakes."""
 
+from itertools import pairwise
+
 import torch
 
 from autograder.cases import Case
@@ -54,7 +56,7 @@ def zones(eps_low: float, eps_high: float):
     """Intervals of ratios that a clip, or a clip with swapped or equal edges, treats alike."""
     edges = sorted({1 - eps_low, 1 - eps_high, 1.0, 1 + eps_low, 1 + eps_high})
     edges = [0.55 * edges[0], *edges, 1.6 * edges[-1]]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
 
 
 def ratios(draw, advantages, eps_low, eps_high):
@@ -447,7 +449,8 @@ TEXTS = {  # of mistakes: cause, hint, lecture
         RATIO,
     ),
     "logp_detached": (
-        "The new log-probabilities are detached: the value is right and the gradient is zero.",
+        "The new log-probabilities, or the ratio made of them, are detached: the value is right "
+        "and the gradient is zero.",
         "Of the two log-probabilities only the old one is a constant.",
         RATIO,
     ),
