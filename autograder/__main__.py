@@ -12,7 +12,7 @@ ELSEWHERE = (
 
 try:
     from autograder.notebooks import HomeworkError
-    from autograder.sandbox import NOT_ISOLATED, Limits, WorkerError, available
+    from autograder.sandbox import NOT_ISOLATED, Limits, WorkerError, available, isolation
 except ModuleNotFoundError as missing:
     print(ELSEWHERE.format(missing.name, sys.executable), file=sys.stderr)
     sys.exit(2)
@@ -168,7 +168,6 @@ def run_status(arguments) -> int:
 def run_grade(arguments) -> int:
     import torch
 
-    from autograder import sandbox
     from autograder.grade import Progress, checked_release, grade
     from autograder.gradebook import parse_due
     from autograder.summary import cpu_seconds, summary
@@ -184,9 +183,14 @@ def run_grade(arguments) -> int:
     output = (arguments.output or folder.resolve().parent).resolve()
     if arguments.late_penalty is not None and not 0 <= arguments.late_penalty <= 1:
         raise HomeworkError("--late-penalty is a share between 0 and 1")
-    isolated = hasattr(sandbox, "isolation") and not arguments.not_isolated
+    isolated = not arguments.not_isolated
     if not isolated:
         print(NOT_ISOLATED, file=sys.stderr)
+    elif reason := isolation():
+        raise HomeworkError(
+            f"{reason}; run it on Linux or in a container, or, for people you trust, with "
+            "--not-isolated"
+        )
     torch.set_num_threads(1)  # the tensors are tiny and --jobs already uses the processors
     results = grade(
         release,

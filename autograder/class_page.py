@@ -14,7 +14,7 @@ from autograder.feedback import BADGES, STYLE, _h, _text, duration, homework_tit
 from autograder.feedback import lecture_reference as reference
 from autograder.gradebook import is_bonus
 from autograder.questions import find
-from autograder.sandbox import ISOLATION as NOT_ISOLATED
+from autograder.sandbox import NOT_ISOLATED
 
 SHOWN = 3  # mistakes per question
 FILLS = {  # status -> colour, pattern on it, colour of its number
@@ -37,7 +37,8 @@ svg text { font-family: inherit; } figcaption { color: #5b6470; font-size: 14px;
 table { border-collapse: collapse; width: 100%; } caption { text-align: left; color: #5b6470; }
 th { text-align: left; font-weight: 600; } th, td { padding: 6px 14px 6px 0; vertical-align: top;
   border-top: 1px solid #e9ebed; overflow-wrap: anywhere; }
-td.count { white-space: nowrap; font-variant-numeric: tabular-nums; }
+th, td.count { white-space: nowrap; font-variant-numeric: tabular-nums; width: 1%; }
+th.rest, td.where { width: 32%; } td.name { width: 24%; }
 .hint { color: #5b6470; }
 """
 
@@ -53,7 +54,7 @@ def page(release, results, scores, *, due=None, isolated=True, anonymous=False) 
     graded = [result for result in marked if not result.empty]
     title = homework_title(release.name)
     nothing = '<section class="card">Nothing that could be run has been handed in.</section>'
-    sections = [_tiles(release, results, handed_in, graded, scores)]
+    sections = [_tiles(results, handed_in, graded, scores, due)]
     if not isolated:
         sections.append(f'<section class="card notes">{_h(NOT_ISOLATED)}</section>')
     if graded:
@@ -87,14 +88,12 @@ def page(release, results, scores, *, due=None, isolated=True, anonymous=False) 
 """
 
 
-def _tiles(release, results, handed_in, graded, scores) -> str:
+def _tiles(results, handed_in, graded, scores, due) -> str:
     late = sum(bool(scores[result.student].late) for result in handed_in)
     pending = sum(scores[r.student].pending for r in results if not r.error)
-    tiles = [
-        (f"{len(handed_in)} of {len(results)}", "handed in"),
-        (late, "of them late"),
-        (len(handed_in) - len(graded), "could not be read"),
-    ]
+    tiles = [(f"{len(handed_in)} of {len(results)}", "handed in")]
+    tiles += [(late, "of them late")] if due else []
+    tiles.append((len(handed_in) - len(graded), "could not be read"))
     if graded:
         totals = [scores[result.student].total for result in graded]
         maximum = scores[graded[0].student].maximum
@@ -166,13 +165,13 @@ def _histogram(release, scores) -> tuple[str, str]:
 
 def _bars(release, graded, scores) -> tuple[str, str]:
     """A bar of five parts per question, and the share of its points that was earned."""
-    left, right, height, top = 220, 810, 34, 70
+    left, right, height, top = 200, 790, 34, 66
     parts, words, place = [_patterns()], [], left
     for status in FILLS:
         _, meaning = BADGES[status]
         parts += [_box(place, 12, 22, 16, status), _words(place + 30, 25, meaning, "start")]
         place += 62 + 7.2 * len(meaning)
-    parts.append(_words(right + 62, 48, "share of points", weight=600))
+    parts.append(_words(right + 62, 52, "share of points", weight=600))
     for row, question in enumerate(release.questions):
         upper = top + row * (height + 12)
         counts = Counter(kind(_mark(result, question)) for result in graded)
@@ -231,8 +230,8 @@ def _mistakes(release, graded, scores) -> str:
         common = Counter(mark.cause for mark in wrong).most_common()
         rows = "".join(
             f'<tr><td class="count">{count} ×</td><td>{_text(cause)}'
-            f'<div class="hint">{_text(first[cause].details["hint"])}</div></td>'
-            f"<td>{reference(first[cause].details['lecture'])}</td></tr>"
+            f'<div class="hint">Hint: {_text(first[cause].details["hint"])}</div></td>'
+            f'<td class="where">{reference(first[cause].details["lecture"])}</td></tr>'
             for cause, count in common[:SHOWN]
         )
         rest = sum(count for _, count in common[SHOWN:])
@@ -275,12 +274,12 @@ def _attention(release, results, scores) -> str:
         )
     rows = sorted(rows, key=lambda row: (float(row[1]) if row[1] != "–" else -1.0, row[0]))
     body = "".join(
-        f'<tr><td>{_h(name)}</td><td class="count">{total}</td><td>{_h(why)}</td></tr>'
+        f'<tr><td class="name">{_h(name)}</td><td class="count">{total}</td><td>{_h(why)}</td></tr>'
         for name, total, why in rows
     )
     return (
-        '<section class="card"><table><tr><th>learner</th><th>points</th><th>why</th></tr>'
-        f"{body}</table></section>"
+        '<section class="card"><table><tr><th>learner</th><th>points</th>'
+        f'<th class="rest">why</th></tr>{body}</table></section>'
     )
 
 

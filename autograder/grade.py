@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from autograder import class_page, feedback, gradebook, kept, sandbox, secret
+from autograder import class_page, feedback, gradebook, kept, secret
 from autograder.cases import Outcomes
 from autograder.checks import SLOW
 from autograder.discover import Found, discover, printable
@@ -28,7 +28,7 @@ from autograder.normalise import Submission, normalise
 from autograder.notebooks import MAX_BYTES, HomeworkError, Release
 from autograder.questions import QUESTIONS
 from autograder.release import ROOT, pristine
-from autograder.sandbox import Cell, Limits, Run, Sandbox, encode_cases
+from autograder.sandbox import Cell, Limits, Run, Sandbox, encode_cases, isolation
 from autograder.table import read_csv, write_atomically, write_csv
 
 
@@ -112,11 +112,7 @@ class Examiner:
         for question in release.questions:
             seed = {} if self.visible else {"seed": secret.final_seed(question.id)}
             self.cases[question.id] = cases_for(question.id, cases=cases, **seed)
-        if hasattr(sandbox, "isolation"):
-            isolated = not sandbox.isolation() if isolated is None else isolated
-            self.sandbox = Sandbox(limits, isolated=isolated)
-        else:
-            self.sandbox = Sandbox(limits)
+        self.sandbox = Sandbox(limits, isolated=not isolation() if isolated is None else isolated)
         self.encoded = {name: encode_cases(drawn) for name, drawn in self.cases.items()}
 
     def examine(self, found: Found) -> Result:

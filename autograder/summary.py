@@ -6,12 +6,10 @@ import textwrap
 from collections import Counter
 from pathlib import Path
 
-from autograder import sandbox
 from autograder.discover import printable
 from autograder.grade import remarks
 from autograder.gradebook import is_bonus
-
-NOT_ISOLATED = getattr(sandbox, "NOT_ISOLATED", None) or sandbox.ISOLATION
+from autograder.sandbox import NOT_ISOLATED
 
 
 def table(rows: list[tuple[str, ...]], header: tuple[str, ...]) -> str:

@@ -1,17 +1,24 @@
 """The command line: exit codes, messages, help."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from autograder import doctor
 from autograder.__main__ import main
 from autograder.catalogue_report import chosen, report
+from autograder.examples.make import POINTS
+from autograder.grade import checked_release
 from autograder.notebooks import HomeworkError
+from autograder.questions import QUESTIONS
+from autograder.secret import VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 HOMEWORK = "hw1_policy_gradient"
@@ -71,10 +78,12 @@ def test_a_python_without_the_packages_says_so_in_one_sentence():
 def test_grade_writes_beside_the_folder_and_exits_with_0(tmp_path, capsys):
     for student in ("chen", "emil"):
         shutil.copytree(EXAMPLES / student, tmp_path / "submissions" / student)
-    assert main(["grade", HOMEWORK, str(tmp_path / "submissions"), "--jobs", "1"]) == 0
+    folder = str(tmp_path / "submissions")
+    assert main(["grade", HOMEWORK, folder, "--jobs", "1", "--not-isolated"]) == 0
     printed = capsys.readouterr()
     assert "2/2" in printed.err
-    for name in ("grades.csv", "gradebook.db", f"feedback/chen/{HOMEWORK}.html"):
+    pages = (f"feedback/chen/{HOMEWORK}.html", f"class/{HOMEWORK}.html")
+    for name in ("grades.csv", "gradebook.db", *pages):
         assert (tmp_path / name).exists()
     assert sorted(p.name for p in (tmp_path / "submissions").iterdir()) == ["chen", "emil"]
 
@@ -194,9 +203,60 @@ def test_the_catalogue_takes_ids_and_homeworks():
         chosen(["hw1/nothing"])
 
 
-def test_doctor_is_content(capsys):
-    assert main(["doctor"]) == 0
-    printed = capsys.readouterr().out
-    assert "the solution gets full marks (20 of 20)" in printed
-    assert "the release gets no marks (0 of 20)" in printed
-    assert "NOT ISOLATED" in printed.replace("\n", " ")
+@pytest.fixture
+def no_key(tmp_path, monkeypatch):
+    """A place for a grading key where there is none."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "key"))
+    return tmp_path / "key"
+
+
+def test_doctor_is_content_and_changes_nothing(no_key, capsys):
+    assert main(["doctor", HOMEWORK]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "homework/ is byte for byte what solutions/ gives",
+        "released twice, the same bytes",
+        "the solution gets full marks (20 of 20)",
+        "the release gets no marks (0 of 20)",
+        "references get full marks",
+        "places that verdicts refer to exist",
+        "the 8 example submissions get the points",
+        "no grading key yet",
+    ):
+        assert words in printed
+    assert not no_key.exists()
+
+
+def test_doctor_says_whether_answers_are_isolated(no_key, monkeypatch):
+    monkeypatch.setattr(doctor, "isolation", lambda: "no namespaces")
+    states = dict(map(reversed, doctor.general(ROOT)))
+    assert states["no namespaces. " + doctor.NOT_ISOLATED] == doctor.WARNING
+    monkeypatch.setattr(doctor, "isolation", lambda: "")
+    assert doctor.WARNING not in dict(doctor.general(ROOT))
+
+
+def test_doctor_sees_a_key_that_others_can_read(no_key):
+    no_key.write_bytes(b"k" * 32)
+    no_key.chmod(0o644)
+    assert doctor.grading_key(ROOT)[0] == doctor.FAILURE
+    no_key.chmod(0o600)
+    assert doctor.grading_key(ROOT)[0] == doctor.OK
+    assert doctor.grading_key(no_key.parent)[0] == doctor.FAILURE  # inside the course
+
+
+def test_doctor_sees_a_reference_to_nowhere_and_a_wrong_judge():
+    right = QUESTIONS["hw1/reinforce"]
+    release = checked_release(HOMEWORK)
+    assert doctor._references([right], release, ROOT)[0] == doctor.OK
+    for lecture in ("01, [PG-99]", "99, [PG-6]", "the statement, [NO-1]"):
+        lost = replace(right, lecture=lecture)
+        assert doctor._references([lost], release, ROOT)[0] == doctor.FAILURE
+    wrong = replace(right, reference=lambda logp, advantages: logp)
+    assert doctor._judge([right])[0] == doctor.OK
+    assert doctor._judge([wrong])[0] == doctor.FAILURE
+
+
+def test_the_readme_says_what_the_examples_get():
+    readme = (ROOT / "autograder/README.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| (\w+) \|.*\| (\d+) \|$", readme, re.M))
+    assert rows == {student: str(points) for student, points in POINTS.items()}

@@ -16,10 +16,11 @@ from autograder import gradebook
 from autograder.cases import collect
 from autograder.discover import copy_number, discover
 from autograder.examples.make import make
-from autograder.grade import Examiner, _fits, checked_release, grade
+from autograder.grade import Examiner, _fits, checked_release
+from autograder.grade import grade as grade_class
 from autograder.judge import cases_for
 from autograder.notebooks import HomeworkError
-from autograder.sandbox import Limits
+from autograder.sandbox import Limits, isolation
 from autograder.summary import summary
 from autograder.table import write_csv
 
@@ -42,11 +43,17 @@ EXPECTED = {
 }
 
 
+def grade(release, folder, output, **order):
+    """Isolated where that can be had."""
+    order = {"isolated": not isolation(), "limits": LIMITS} | order
+    return grade_class(release, folder, output, **order)
+
+
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
     """The examples, graded once."""
     output = tmp_path_factory.mktemp("class")
-    results = grade(RELEASE, EXAMPLES, output, jobs=2, limits=LIMITS)
+    results = grade(RELEASE, EXAMPLES, output, jobs=2)
     return output, results
 
 
@@ -146,7 +153,7 @@ def test_an_answer_that_clears_the_temporary_folder_costs_nobody_else(graded, tm
     submission_with(tmp_path / "class", "a", "batch_centered", source)
     shutil.copytree(EXAMPLES / "ada", tmp_path / "class" / "b")
     with_gradebook(graded, tmp_path / "output")
-    results = grade(RELEASE, tmp_path / "class", tmp_path / "output", jobs=1, limits=LIMITS)
+    results = grade(RELEASE, tmp_path / "class", tmp_path / "output", jobs=1)
     assert [sum(m.points for m in r.marks) for r in results] == [1, 20]
 
 
@@ -159,7 +166,7 @@ def test_events_that_an_answer_invents_do_not_stop_the_batch(graded, tmp_path):
     )
     submission_with(tmp_path / "class", "a", "batch_centered", source)
     with_gradebook(graded, tmp_path / "output")
-    (result,) = grade(RELEASE, tmp_path / "class", tmp_path / "output", jobs=1, limits=LIMITS)
+    (result,) = grade(RELEASE, tmp_path / "class", tmp_path / "output", jobs=1)
     assert not result.error
     assert result.marks[3].points == 0
 
@@ -222,7 +229,7 @@ def test_grading_twice_gives_the_same_and_keeps_what_was_given_by_hand(graded, t
     some = tmp_path / "some"
     for student in ("ada", "ben"):
         shutil.copytree(EXAMPLES / student, some / student)
-    grade(RELEASE, some, output, jobs=1, limits=LIMITS)
+    grade(RELEASE, some, output, jobs=1)
     assert dump(output) == before
     assert page(output, "ada") == page(graded[0], "ada")
     first, second = rows(graded[0]), rows(output)
@@ -246,7 +253,7 @@ def test_learners_text_is_escaped_everywhere(graded, tmp_path):
     (folder / "<b>mine<b>.ipynb").write_text(json.dumps(notebook))
     (tmp_path / "in" / "=cmd()|evil").mkdir()
     with_gradebook(graded, tmp_path / "out")
-    grade(RELEASE, tmp_path / "in", tmp_path / "out", limits=LIMITS)
+    grade(RELEASE, tmp_path / "in", tmp_path / "out")
     text = page(tmp_path / "out", student)
     assert "alert(2)" in text
     assert "&lt;b&gt;mine" in text
@@ -275,7 +282,7 @@ def test_an_error_of_ours_is_reported_and_the_others_are_graded(graded, tmp_path
 
     monkeypatch.setattr(Examiner, "examine", broken)
     with_gradebook(graded, tmp_path / "out")
-    results = grade(RELEASE, tmp_path / "in", tmp_path / "out", limits=LIMITS)
+    results = grade(RELEASE, tmp_path / "in", tmp_path / "out")
     assert [bool(r.error) for r in results] == [True, False]
     found = rows(tmp_path / "out")
     assert "NOT GRADED" in found["ada"]["note"]
