@@ -131,6 +131,12 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="change nothing; exit with 1 when homework/ is not up to date",
     )
+    make.add_argument(
+        "--bundle",
+        type=Path,
+        metavar="FILE.zip",
+        help="instead: write the course as learners get it, without solutions, into one file",
+    )
     make.set_defaults(run=run_release)
 
     known = commands.add_parser(
@@ -212,6 +218,13 @@ def run_release(arguments) -> int:
     from autograder.examples import make
     from autograder.release import homeworks, release
 
+    if arguments.bundle:
+        from autograder.bundle import bundle
+
+        names = bundle(arguments.bundle, arguments.homework)
+        size = arguments.bundle.stat().st_size / 2**20
+        print(f"{arguments.bundle}: {size:.1f} MB, lectures and {', '.join(names)}")
+        return 0
     stale = False
     for homework in arguments.homework or homeworks():
         changes = release(homework, check=arguments.check)

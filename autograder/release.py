@@ -19,6 +19,7 @@ from pathlib import Path
 from autograder.notebooks import HomeworkError, Release, load_release
 
 ROOT = Path(__file__).resolve().parent.parent
+RELEASED = Path("autograder/released")  # only in a learner's bundle, which has no solutions/
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,21 @@ class Change:
 
 
 def homeworks(root: Path = ROOT) -> list[str]:
-    """Names of the homeworks that have a solution."""
+    """Names of the homeworks that have a solution; in a bundle, of those that are in it."""
+    if not (root / "solutions").is_dir():
+        return sorted(p.stem for p in (root / RELEASED).glob("*.ipynb"))
     return sorted(
         p.parent.name for p in (root / "solutions").glob("*/*.ipynb") if p.stem == p.parent.name
     )
 
 
-def _source(homework: str, root: Path) -> Path:
+def source_of(homework: str, root: Path) -> Path:
     """The solution's notebook. Raises HomeworkError when it is missing, broken or without ids."""
     source = root / "solutions" / homework / f"{homework}.ipynb"
     if not source.is_file():
         known = ", ".join(homeworks(root)) or "none"
+        if homework in homeworks(root):
+            raise HomeworkError("this copy of the course has no solutions to release from")
         raise HomeworkError(f"there is no homework {homework!r}; there are: {known}")
     try:
         cells = json.loads(source.read_text(encoding="utf-8"))["cells"]
@@ -58,7 +63,7 @@ def release(homework: str, root: Path = ROOT, *, check: bool = False) -> list[Ch
     Raises HomeworkError when the source is missing or malformed, or when a line of a solution is
     still in the result. Nothing in homework/ is touched then.
     """
-    source = _source(homework, root)
+    source = source_of(homework, root)
     target = root / "homework" / homework
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="release-") as folder:
@@ -75,9 +80,12 @@ def release(homework: str, root: Path = ROOT, *, check: bool = False) -> list[Ch
 def pristine(homework: str, root: Path = ROOT) -> Release:
     """A homework as it was handed out, generated afresh.
 
-    Not read from homework/: that file is the one a learner works in, so it may hold answers.
+    Not read from homework/: that file is the one a learner works in, so it may hold answers. A
+    bundle has a copy for this.
     """
-    source = _source(homework, root)
+    if not (root / "solutions").is_dir() and homework in homeworks(root):
+        return load_release(root / RELEASED / f"{homework}.ipynb")
+    source = source_of(homework, root)
     with tempfile.TemporaryDirectory(prefix="release-") as folder:
         generated = generate(homework, root, Path(folder)) / source.name
         verify(source, generated)

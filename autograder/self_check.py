@@ -5,7 +5,7 @@ from pathlib import Path
 from autograder.discover import Found, copy_number, printable
 from autograder.grade import Examiner, checked_release
 from autograder.notebooks import HomeworkError, UnreadableError, read_submission
-from autograder.release import ROOT, homeworks
+from autograder.release import homeworks, pristine
 from autograder.sandbox import available
 from autograder.summary import table
 
@@ -66,6 +66,8 @@ def which_homework(path: Path) -> str:
 
 
 def _labels(homework: str) -> set[str]:
-    """The labels of a homework's cells; a solution has those of its release."""
-    source = ROOT / "solutions" / homework / f"{homework}.ipynb"
-    return {cell.grade_id for cell in read_submission(source.read_bytes()).cells if cell.grade_id}
+    """The labels of a homework's cells; none of one that is being written and does not fit yet."""
+    try:
+        return {cell.grade_id for cell in pristine(homework).cells if cell.grade_id}
+    except HomeworkError:
+        return set()

@@ -1,11 +1,16 @@
 """homework/ is what solutions/ gives: byte for byte, without solutions, never half written."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from autograder.bundle import bundle
 from autograder.notebooks import HomeworkError
 from autograder.release import generate, homeworks, release, solution_lines, verify
 
@@ -133,3 +138,82 @@ def test_a_leaked_line_is_seen(tmp_path, committed):
 def test_an_unknown_homework_is_named_with_the_known_ones():
     with pytest.raises(HomeworkError, match=HOMEWORK):
         release("hw9_nothing")
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """A learner's bundle with homework 1, unpacked into an empty folder."""
+    folder = tmp_path_factory.mktemp("bundle")
+    assert bundle(folder / "course.zip", [HOMEWORK]) == [HOMEWORK]
+    with zipfile.ZipFile(folder / "course.zip") as archive:
+        archive.extractall(folder / "course")
+    return folder / "course"
+
+
+def in_bundle(course, *command):
+    """Run the bundle's own command line, with nothing of this checkout on the path."""
+    return subprocess.run(
+        [sys.executable, "-m", "autograder", *command],
+        cwd=course,
+        env=os.environ | {"PYTHONPATH": str(course), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_learner_checks_homework_in_the_bundle_alone(unpacked, tmp_path):
+    """Untouched: nothing is answered. With one right answer: that one passes."""
+    assert "not begun" in in_bundle(unpacked, "status").stdout
+    notebook = tmp_path / TARGET.name
+    shutil.copy(unpacked / "homework" / HOMEWORK / TARGET.name, notebook)
+    cells = json.loads(notebook.read_text("utf-8"))
+    answer = next(c for c in cells["cells"] if c["id"] == "batch-centered-answer")
+    answer["source"] = "def batch_centered(rewards):\n    return rewards - rewards.mean()\n"
+    notebook.write_text(json.dumps(cells), "utf-8")
+    done = in_bundle(unpacked, "check", str(notebook))
+    assert "1 of 8 answers pass" in done.stdout, done.stderr
+    assert "no solutions" in in_bundle(unpacked, "release").stderr
+    code = f"import autograder; print(autograder.__file__.startswith({str(unpacked)!r}))"
+    where = subprocess.run([sys.executable, "-c", code], cwd=unpacked, capture_output=True)
+    assert where.stdout.strip() == b"True"
+
+
+def test_nothing_of_the_solutions_is_in_the_bundle(unpacked):
+    names = {p.relative_to(unpacked).as_posix() for p in unpacked.rglob("*") if p.is_file()}
+    assert not any(n.startswith(("solutions", "tests", "autograder/examples/hw")) for n in names)
+    assert {"START.md", "lectures/00_map.ipynb", "autograder/judge.py", "bootstrap.py"} <= names
+    assert not any("__pycache__" in n or n.endswith((".db", ".pyc")) for n in names)
+    homework = {n for n in names if n.startswith("homework/")}
+    assert {n.split("/")[1] for n in homework} == {HOMEWORK}
+    cells = json.loads(SOURCE.read_text("utf-8"))["cells"]
+    answers, public = solution_lines(cells)
+    texts, other = solution_lines([c for c in cells if c["cell_type"] == "markdown"])
+    for name in names:
+        if name.endswith((".png", ".json")):
+            continue
+        lines = {" ".join(x.split()) for x in (unpacked / name).read_text("utf-8").splitlines()}
+        assert not lines & (texts - other), name  # rubrics and worked answers, anywhere
+        if name.endswith(".ipynb") and "lectures/" not in name:
+            source = "\n".join(
+                "".join(c["source"]) for c in json.loads((unpacked / name).read_text())["cells"]
+            )
+            lines = {" ".join(x.split()) for x in source.splitlines()}
+            assert not lines & (answers - public), name
+
+
+def test_two_bundles_are_byte_for_byte_equal_and_leave_own_work_out(tmp_path, course):
+    """Answers in homework/ and a notebook that git ignores do not get in."""
+    bundle(tmp_path / "one.zip", [HOMEWORK])
+    os.utime(ROOT / "autograder" / "bundle.py")
+    bundle(tmp_path / "two.zip", [HOMEWORK])
+    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
+    with zipfile.ZipFile(tmp_path / "one.zip") as archive:
+        assert archive.read(f"homework/{HOMEWORK}/{TARGET.name}") == archive.read(
+            f"autograder/released/{TARGET.name}"
+        )
+
+
+def test_a_bundle_of_an_unknown_homework_is_refused_and_nothing_is_written(tmp_path):
+    with pytest.raises(HomeworkError, match=HOMEWORK):
+        bundle(tmp_path / "course.zip", ["hw9_nothing"])
+    assert list(tmp_path.iterdir()) == []
