@@ -2,7 +2,10 @@
 
 import copy
 import csv
+import hashlib
+import hmac
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -12,14 +15,16 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from autograder import gradebook
+from autograder import gradebook, secret
 from autograder.cases import collect
 from autograder.discover import copy_number, discover
 from autograder.examples.make import make
 from autograder.grade import Examiner, _fits, checked_release
 from autograder.grade import grade as grade_class
 from autograder.judge import cases_for
+from autograder.kept import Kept
 from autograder.notebooks import HomeworkError
+from autograder.questions import QUESTIONS
 from autograder.sandbox import Limits, isolation
 from autograder.summary import summary
 from autograder.table import write_csv
@@ -178,8 +183,6 @@ def test_results_do_not_go_among_the_submissions(tmp_path):
 
 
 def test_names_that_browsers_make_and_things_that_are_no_files(tmp_path):
-    import os
-
     (tmp_path / "ada").mkdir()
     (tmp_path / "ada" / f"{HOMEWORK}.ipynb.txt").write_text("{}")
     os.mkfifo(tmp_path / "pipe.ipynb")
@@ -374,7 +377,428 @@ def test_copy_numbers():
 def test_results_beside_the_examples_would_not_dirty_the_repository(missing):
     if not (ROOT / ".git").exists():
         missing("a git clone", "git knows what is ignored only there")
-    for name in ("gradebook.db", "grades.csv", ".autograder/lock", "feedback/a/b", "autograded/a"):
+    for name in (
+        "gradebook.db",
+        "grades.csv",
+        ".autograder/lock",
+        "feedback/a/b",
+        "class/a",
+        "autograded/a",
+    ):
         path = EXAMPLES.parent / name
         done = subprocess.run(["git", "check-ignore", "-q", str(path)], cwd=ROOT)
         assert done.returncode == 0, path
+
+
+# Grading again, after a change, after a kill.
+
+
+def some(folder, *students):
+    """A class of some of the examples."""
+    for student in students:
+        place = EXAMPLES / student
+        if place.is_dir():
+            shutil.copytree(place, folder / student)
+        else:
+            shutil.copy(place.with_suffix(".ipynb"), folder)
+    return folder
+
+
+@pytest.fixture
+def examined(graded, monkeypatch):
+    """The students that are examined, from here on by looking up what the examples got."""
+    names, known = [], {result.student: result for result in graded[1]}
+
+    class LooksUp:
+        def __init__(self, release, **_):
+            pass
+
+        def examine(self, found):
+            names.append(found.student)
+            result = known[{"anna": "ada"}.get(found.student, found.student)]
+            file = hashlib.sha256(found.path.read_bytes()).hexdigest() if found.path else ""
+            notebook = copy.deepcopy(result.notebook)
+            return replace(result, student=found.student, file=file, notebook=notebook)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("autograder.grade.Examiner", LooksUp)
+    return names
+
+
+def test_what_is_unchanged_is_not_run_again(graded, tmp_path, examined):
+    output = tmp_path / "out"
+    shutil.copytree(graded[0], output)
+    folder = some(tmp_path / "in", "ada", "chen", "emil", "fay")
+    seen = []
+    results = grade(RELEASE, folder, output, progress=lambda *what: seen.append(what))
+    assert examined == []
+    assert all(result.kept for result in results)
+    assert seen == [(i, 4, s, True) for i, s in enumerate(("ada", "chen", "emil", "fay"), 1)]
+    assert (output / "grades.csv").read_bytes() == (graded[0] / "grades.csv").read_bytes()
+    assert page(output, "chen") == page(graded[0], "chen")
+
+    path = folder / "chen" / "hw1 (1).ipynb"
+    path.write_text(path.read_text("utf-8").replace("group_centered(rewards)", "x"))
+    grade(RELEASE, folder, output)
+    assert examined == ["chen"]
+    shutil.rmtree(output / "autograded" / "ada")
+    grade(RELEASE, folder, output)
+    assert examined == ["chen", "ada"]
+    grade(RELEASE, folder, output, again=True)
+    assert sorted(examined[2:]) == ["ada", "chen", "emil", "fay"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"file": "1"}, {"limits": Limits(cpu_seconds=2)}, {"isolated": False}, {"key": "b"},
+        {"code": "2"}, {"release": replace(RELEASE, notebook={"cells": []})},
+    ],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_a_digest_feels_everything_that_decides(change, monkeypatch):
+    from autograder import kept
+
+    facts = {
+        "release": RELEASE, "limits": LIMITS, "isolated": True, "key": "a", "code": "1", "file": "0"
+    }  # fmt: skip
+
+    def identity(release, limits, isolated, key, code, file):
+        monkeypatch.setattr(kept, "code_digest", lambda homework: code)
+        return kept.digest(kept.rules(release, limits, isolated, key), file, ())
+
+    assert identity(**facts) == identity(**facts)
+    assert identity(**facts) != identity(**facts | change)
+
+
+def test_the_code_that_decides_is_the_judge_the_questions_and_what_they_use():
+    from autograder.kept import code_digest
+
+    assert code_digest("hw1") != code_digest("hw2")
+
+
+def test_a_later_attempt_is_graded_and_says_so(graded, tmp_path):
+    output = tmp_path / "out"
+    shutil.copytree(graded[0], output)
+    with gradebook.opened(output / "gradebook.db") as book:
+        for name in ("leave_one_out", "reinforce"):  # ben's answers to both are wrong
+            book.find_grade(name, HOMEWORK, HOMEWORK, "ben").manual_score = 1
+        book.db.commit()
+    folder = some(tmp_path / "in", "ben")
+    path = folder / "ben" / f"{HOMEWORK}.ipynb"
+    wrong = "return rewards - (total - rewards) / rewards.shape[1]"
+    assert wrong.replace('"', '\\"') in path.read_text("utf-8")
+    path.write_text(path.read_text("utf-8").replace(wrong, "return rewards"), "utf-8")
+    for _ in range(2):  # the second time it is kept
+        grade(RELEASE, folder, output)
+        words = "This replaces an earlier attempt, which was graded with 12 points."
+        assert words in page(output, "ben")
+        assert words in rows(output)["ben"]["note"]
+        with gradebook.opened(output / "gradebook.db") as book:
+            flagged = {
+                name: book.find_grade(name, HOMEWORK, HOMEWORK, "ben").needs_manual_grade
+                for name in ("leave_one_out", "reinforce")
+            }
+        assert flagged == {"leave_one_out": True, "reinforce": False}
+
+
+MOMENTS = {
+    "while the gradebook is made": ("autograder.gradebook.os", "replace", 1),
+    "before a gradebook entry": ("autograder.gradebook", "record", 2),
+    "after a gradebook entry": ("autograder.gradebook", "score", 2),
+    "before a page": ("autograder.feedback", "page", 3),
+    "before a record": ("autograder.kept.Kept", "write", 2),
+    "before grades.csv": ("autograder.grade", "write_csv", 1),
+    "before the class page": ("autograder.class_page", "page", 1),
+}
+
+
+def killed(place, name, count, folder, output):
+    """Grade in a process that is killed when it makes the count-th call of a function."""
+    import pkgutil
+    import signal
+
+    child = os.fork()
+    if child == 0:
+        try:
+            owner = pkgutil.resolve_name(place)
+            function, calls = getattr(owner, name), []
+
+            def deadly(*args, **kwargs):
+                calls.append(1)
+                if len(calls) == count:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*args, **kwargs)
+
+            setattr(owner, name, deadly)
+            grade(RELEASE, folder, output)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_that_is_killed_is_finished_by_the_next(graded, tmp_path, examined, moment):
+    output = tmp_path / "out"
+    if "made" not in moment:
+        with_gradebook(graded, output)
+    folder = some(tmp_path / "in", "ben", "chen", "emil", "fay")
+    killed(*MOMENTS[moment], folder, output)
+    done = set(Kept(output, HOMEWORK).students())
+    grade(RELEASE, folder, output)
+    assert set(examined) == {"ben", "chen", "emil", "fay"} - done
+    if moment in ("before grades.csv", "before the class page"):
+        assert len(done) == 4
+    known = rows(graded[0])
+    assert rows(output) == {student: known[student] for student in ("ben", "chen", "emil", "fay")}
+    for student in ("ben", "chen", "emil", "fay"):
+        assert page(output, student) == page(graded[0], student)
+        assert f">{student}<" in (output / "class" / f"{HOMEWORK}.html").read_text() or (
+            student == "ben"
+        )
+    with sqlite3.connect(output / "gradebook.db") as database:
+        count = "select count(*) from submitted_assignment group by student_id"
+        assert {n for (n,) in database.execute(count)} == {1}
+        count = "select count(*) from grade group by notebook_id"
+        graded_cells = len(RELEASE.questions) + len(RELEASE.manual)
+        assert {n for (n,) in database.execute(count)} == {graded_cells}
+
+
+def test_a_stopped_run_leaves_a_table_of_what_is_done(graded, tmp_path, examined):
+    """Ctrl-C, as the progress sees it."""
+    with_gradebook(graded, tmp_path / "out")
+    folder = some(tmp_path / "in", "ben", "chen", "emil")
+
+    def stop(finished, total, student, is_kept):
+        if finished == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grade(RELEASE, folder, tmp_path / "out", progress=stop)
+    assert len(rows(tmp_path / "out")) == 2
+    examined.clear()
+    grade(RELEASE, folder, tmp_path / "out")
+    assert len(examined) == 1
+    assert len(rows(tmp_path / "out")) == 3
+
+
+def test_progress_counts_what_was_graded_for_the_time_left(monkeypatch):
+    import io
+
+    from autograder import grade as module
+
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    progress = module.Progress(stream)
+    for finished in range(1, 31):
+        progress(finished, 40, "kept", True)
+    now[0] = 10.0
+    progress(31, 40, "a\n\x1b[2J", False)
+    line = stream.getvalue().rpartition("\r")[2]
+    assert "31/40" in line
+    assert "0.1 per second" in line
+    assert "90 s left" in line
+    assert "\x1b[2J" not in line
+
+
+# The key.
+
+
+@pytest.fixture
+def own_key(tmp_path, monkeypatch):
+    path = tmp_path / "keys" / "grading.key"
+    monkeypatch.setenv(secret.VARIABLE, str(path))
+    return path
+
+
+def test_the_key_is_made_once_for_its_owner_alone(own_key):
+    seed = secret.final_seed("hw1/reinforce")
+    key = own_key.read_bytes()
+    assert own_key.stat().st_mode & 0o777 == 0o600
+    assert len(key) == 32
+    assert seed == secret.final_seed("hw1/reinforce") != secret.final_seed("hw1/leave_one_out")
+    mac = hmac.new(key, b"hw1/reinforce", hashlib.sha256).digest()
+    assert seed == int.from_bytes(mac, "big")
+    assert own_key.read_bytes() == key
+    assert [p.name for p in own_key.parent.iterdir()] == ["grading.key"]
+    own_key.unlink()
+    assert secret.final_seed("hw1/reinforce") != seed
+
+
+def test_the_key_lies_in_the_users_configuration(monkeypatch, tmp_path):
+    monkeypatch.delenv(secret.VARIABLE)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert secret.key_path() == tmp_path / "policy_gradients_course" / "grading.key"
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert secret.key_path() == tmp_path / ".config/policy_gradients_course/grading.key"
+
+
+def spoil(path, how):
+    if how == "too open":
+        path.chmod(0o640)
+    elif how == "too short":
+        path.write_bytes(b"short")
+    else:
+        path.unlink()
+        path.mkdir(mode=0o700)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("too open", "can be read by others"),
+        ("too short", "is not a grading key"),
+        ("a folder", "cannot be read or made"),
+    ],
+)
+def test_a_key_that_cannot_be_used_ends_in_a_sentence(own_key, how, words):
+    secret.final_seed("hw1/reinforce")
+    spoil(own_key, how)
+    with pytest.raises(HomeworkError, match=words) as caught:
+        secret.final_seed("hw1/reinforce")
+    assert str(own_key) in str(caught.value)
+
+
+def test_a_class_is_graded_with_one_key(graded, tmp_path, own_key, examined):
+    output = tmp_path / "out"
+    shutil.copytree(graded[0], output)
+    folder = some(tmp_path / "in", "ada")
+    with pytest.raises(HomeworkError, match="is gone, with which"):
+        grade(RELEASE, folder, output)
+    assert not own_key.exists()  # none is made in place of the one that is missed
+    secret.final_seed("hw1/reinforce")
+    with pytest.raises(HomeworkError, match="another grading key"):
+        grade(RELEASE, folder, output)
+    assert examined == []
+    grade(RELEASE, folder, output, again=True)
+    grade(RELEASE, folder, output)
+    assert examined == ["ada"]
+
+
+def test_graded_inputs_are_not_those_that_anybody_can_draw(own_key):
+    examiner = Examiner(RELEASE, isolated=False)
+    examiner.close()
+    for name, cases in examiner.cases.items():
+        open_ones = cases_for(name, cases="final")
+        assert len(cases) == len(open_ones)
+        assert not all(
+            a.args[0].shape == b.args[0].shape and bool((a.args[0] == b.args[0]).all())
+            for a, b in zip(cases, open_ones, strict=True)
+        )
+
+
+# Late and repeated.
+
+
+def test_lateness_is_in_the_gradebook_the_table_and_on_the_page(graded, tmp_path, examined):
+    from datetime import datetime, timedelta
+
+    output = tmp_path / "out"
+    with_gradebook(graded, output)
+    folder = some(tmp_path / "in", "ada", "ben", "emil", "fay")
+    shutil.copytree(folder / "ada", folder / "anna")
+    stamps = {"ada": "2026-12-02 01:29:00.000000 UTC", "anna": "2026-12-01 23:59:00 UTC"}
+    for student, stamp in stamps.items():
+        (folder / student / HOMEWORK / "timestamp.txt").write_text(stamp)
+    late = datetime.fromisoformat("2026-12-03T01:59:00+00:00").timestamp()
+    os.utime(folder / "ben" / f"{HOMEWORK}.ipynb", (late, late))  # no timestamp.txt: the file's
+    due = gradebook.parse_due("2026-12-02T00:59+01:00")
+    assert due == datetime(2026, 12, 1, 23, 59)
+    grade(RELEASE, folder, output, due=due, late_penalty=0.1)
+    table = rows(output)
+    assert [table[s]["late"] for s in ("ada", "anna", "ben", "emil")] == [
+        "1 h 30 min", "", "1 d 2 h", ""
+    ]  # fmt: skip
+    assert [table[s]["total"] for s in ("ada", "anna", "ben")] == ["18", "20", "9.6"]
+    assert [table[s]["penalty"] for s in ("ada", "anna", "ben")] == ["2", "", "2.4"]
+    text = page(output, "ada")
+    assert "handed in 1 h 30 min after the deadline; 2 points were taken off" in text
+    assert "18 / 20<small>points: 20 less 2 for lateness" in text
+    assert "deadline" not in page(output, "anna")
+    with gradebook.opened(output / "gradebook.db") as book:
+        assert book.find_assignment(HOMEWORK).duedate == due
+        ada = book.find_submission(HOMEWORK, "ada")
+        assert ada.timestamp == datetime(2026, 12, 2, 1, 29)
+        assert ada.total_seconds_late == 5400
+        assert ada.late_submission_penalty == 2
+        book.find_submission(HOMEWORK, "ben").extension = timedelta(days=2)
+        book.db.commit()
+    grade(RELEASE, folder, output)  # deadline and penalty stand, and so does an extension
+    assert rows(output)["ada"]["total"] == "18"
+    assert rows(output)["ben"]["total"] == "12"
+    assert rows(output)["ben"]["late"] == ""
+    grade(RELEASE, folder, output, late_penalty=0)
+    assert rows(output)["ada"]["total"] == "20"
+    assert rows(output)["ada"]["late"] == "1 h 30 min"
+    assert "this costs nothing" in page(output, "ada")
+
+
+def test_a_deadline_that_is_no_time_is_refused():
+    with pytest.raises(HomeworkError, match="2026-12-01T23:59"):
+        gradebook.parse_due("tomorrow")
+
+
+@pytest.mark.parametrize("stamp", ["", "soon", "9" * 99, "2026-99-99 00:00:00 UTC"])
+def test_a_timestamp_that_says_nothing_is_replaced_by_the_files_own(tmp_path, stamp):
+    folder = some(tmp_path, "ada") / "ada" / HOMEWORK
+    (folder / "timestamp.txt").write_text(stamp)
+    (found,) = discover(tmp_path, HOMEWORK)
+    assert not found.stamped
+    assert found.handed_in.timestamp() > 0
+    assert "timestamp.txt holds no time" in found.notes[-1]
+
+
+def test_of_two_attempts_in_folders_the_later_is_graded(tmp_path):
+    for number, day in (("a", "03"), ("b", "04"), ("c", "02")):
+        place = tmp_path / "ada" / number
+        place.mkdir(parents=True)
+        (place / "hw1.ipynb").write_text("{}")
+        (place / "timestamp.txt").write_text(f"2026-12-{day} 12:00:00 UTC")
+    (found,) = discover(tmp_path, HOMEWORK)
+    assert found.path.parent.name == "b"
+    assert "3 notebooks" in " ".join(found.notes)
+
+
+def test_points_of_a_bonus_question_come_on_top(graded, tmp_path, monkeypatch, examined):
+    bonus = replace(QUESTIONS["hw1/optimal_baseline"], bonus=True)
+    monkeypatch.setitem(QUESTIONS, bonus.id, bonus)
+    folder = some(tmp_path / "in", "ada", "gus")
+    with_gradebook(graded, tmp_path / "out")
+    grade(RELEASE, folder, tmp_path / "out")
+    table = rows(tmp_path / "out")
+    assert [(table[s]["total"], table[s]["max"]) for s in ("ada", "gus")] == [
+        ("20", "17"), ("17", "17")
+    ]  # fmt: skip
+    assert "20 / 17" in page(tmp_path / "out", "ada")
+    assert "3</b> / 3 bonus" in page(tmp_path / "out", "ada")
+    with gradebook.opened(tmp_path / "out" / "gradebook.db") as book:
+        submission = book.find_submission(HOMEWORK, "ada")
+        assert (submission.score, submission.max_score) == (20, 17)
+
+
+def test_html_in_a_written_answer_is_text_in_formgrader(graded, tmp_path):
+    notebook = copy.deepcopy(RELEASE.notebook)
+    place = RELEASE.manual[0].index
+    notebook["cells"][place]["source"] = (
+        "Since $a<b$ and `x<=y`: <img src=x onerror=alert(1)></div><script>alert(2)</script>"
+    )
+    path = tmp_path / "in" / "eve" / f"{HOMEWORK}.ipynb"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(notebook))
+    with_gradebook(graded, tmp_path / "out")
+    grade(RELEASE, tmp_path / "in", tmp_path / "out")
+    from nbconvert.filters import markdown2html
+
+    autograded = tmp_path / "out/autograded/eve" / HOMEWORK / f"{HOMEWORK}.ipynb"
+    cells = nbformat.read(autograded, as_version=4).cells
+    (text,) = [c.source for c in cells if "onerror" in c.source]
+    shown = markdown2html(text)
+    assert "<img" not in shown
+    assert "<script" not in shown
+    assert "</div" not in shown
+    assert "x&lt;=y" in shown
