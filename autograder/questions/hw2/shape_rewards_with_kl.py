@@ -45,6 +45,10 @@ def generate(draw, final):
 
 
 def buggy(scores, logp, logp_ref, mask, *, beta, mistakes=frozenset()):
+    if "score_not_detached" not in mistakes and "not_detached" not in mistakes:
+        scores = scores.detach()
+    if "penalty_not_detached" not in mistakes and "not_detached" not in mistakes:
+        logp, logp_ref = logp.detach(), logp_ref.detach()
     valid = mask > 0
     batch, time = logp.shape
     ell = logp - logp_ref
@@ -104,7 +108,7 @@ def buggy(scores, logp, logp_ref, mask, *, beta, mistakes=frozenset()):
         out = -out
     if "one_per_response" in mistakes:
         out = out.sum(1)
-    return out if "not_detached" in mistakes else out.detach()
+    return out
 
 
 WHERE = "07, [AC-4]"
@@ -243,6 +247,18 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "penalty_not_detached",
+        "The penalty is not detached: a gradient of the reward flows into the log-probabilities.",
+        "A reward is a number; detach the whole result.",
+        WHERE,
+    ),
+    Mistake(
+        "score_not_detached",
+        "The score is not detached: a gradient of the reward flows into it.",
+        "A reward is a number; detach the whole result.",
+        WHERE,
+    ),
+    Mistake(
         "negative",
         "The whole result has the wrong sign.",
         "A reward is earned: the score enters with a plus, the penalty with a minus.",
@@ -267,6 +283,8 @@ QUESTION = Question(
     buggy=buggy,
     mistakes=MISTAKES,
     excludes=excluding(
+        "not_detached penalty_not_detached score_not_detached",
+        "score_missing: score_not_detached",
         "score_on_last_column score_on_every_token score_on_first score_after_last "
         "score_at_length empty_wraps",
         "score_missing: kl_sign score_on_last_column score_on_every_token score_on_first "
