@@ -171,8 +171,8 @@ MISTAKES = (
     ),
     Mistake(
         "step_at_start",
-        "There is no ramp: every answer beyond max_length - cache loses a whole point (// in place of "
-        "/ does that, too).",
+        "There is no ramp: every answer beyond max_length - cache loses a whole point (// in place "
+        "of / does that, too).",
         "Between max_length - cache and max_length the penalty falls linearly.",
         WHERE,
     ),
