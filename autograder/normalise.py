@@ -8,6 +8,7 @@ here raises: every oddity ends in a note in plain words.
 
 import ast
 import copy
+import symtable
 from dataclasses import dataclass, replace
 
 from autograder.checks import IMPORT_HINT, import_refusal
@@ -243,6 +244,25 @@ def _helpers(release: Release, cells: list[Cell], answers: set[int]) -> dict[int
 DEFINITION = IMPORT | ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 
 
+def _globals(source: str) -> set[str]:
+    """The global names that this source reads, inside its functions too; none if it is broken."""
+    try:
+        queue = [symtable.symtable(source, "", "exec")]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    names = set()
+    while queue:
+        scope = queue.pop()
+        everything = scope.get_type() == "module"
+        names |= {
+            symbol.get_name()
+            for symbol in scope.get_symbols()
+            if symbol.is_referenced() and (everything or symbol.is_global())
+        }
+        queue += scope.get_children()
+    return names
+
+
 def _without_borrowed(release, cells, answers: dict[str, Answer], steps) -> dict[str, Answer]:
     """The answers; refused those that use what another cell imports and an answer may not.
 
@@ -260,7 +280,7 @@ def _without_borrowed(release, cells, answers: dict[str, Answer], steps) -> dict
         for statement in statements(step.source) if borrowed else ():
             for name in bound_by([statement]):
                 borrowed.pop(name, None)
-                uses[name] = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
+                uses[name] = _globals(unparse(statement))
     refused = {}
     for question in release.questions if borrowed else ():
         answer = answers[question.id]

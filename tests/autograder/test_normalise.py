@@ -16,6 +16,7 @@ import pytest
 from autograder.judge import judge
 from autograder.normalise import normalise
 from autograder.notebooks import load_release
+from autograder.release import homeworks, pristine
 from autograder.worker import run_cell
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -305,11 +306,11 @@ SOLUTION = json.loads(
 FUNCTIONS = [q.function for q in RELEASE.questions]
 
 
-def answered():
+def answered(release=RELEASE, solution=SOLUTION):
     """The release with every answer filled in from the solution."""
-    notebook = copy.deepcopy(RELEASE.notebook)
-    right = {c["id"]: "".join(c["source"]) for c in SOLUTION["cells"]}
-    for question in RELEASE.questions:
+    notebook = copy.deepcopy(release.notebook)
+    right = {c["id"]: "".join(c["source"]) for c in solution["cells"]}
+    for question in release.questions:
         cell = notebook["cells"][question.answer]
         cell["source"] = re.sub(r"(?m)^.*(BEGIN|END) SOLUTION.*\n?", "", right[cell["id"]])
     return notebook
@@ -319,10 +320,10 @@ def cell_of(notebook, function):
     return notebook["cells"][place(notebook, function)]
 
 
-def lost(submission):
+def lost(submission, release=RELEASE):
     """The functions that do not get full marks when the steps are run as the worker runs them."""
     missing = []
-    for question in RELEASE.questions:
+    for question in release.questions:
         answer, space, function = submission.answers[question.id], {"__name__": "__main__"}, None
         for step in submission.steps:
             run_cell(step.source, f"<{step.key}>", space)
@@ -579,6 +580,12 @@ ARRIVES = {
         )), (), ""),
     "the library imported in an own cell, and not used by an answer": (
         own_cells("from policy_gradients import reinforce as ours\nours"), (), ""),
+    "an answer whose own variable is called like an imported thing": (
+        changed(lambda nb: (
+            nb["cells"].insert(2, code("import numpy as np\nmiddle = np.zeros(3)")),
+            cell_of(nb, "batch_centered").update(source="def batch_centered(rewards):\n"
+            "    middle = rewards.mean()\n    return rewards - middle"),
+        )), (), ""),
     "the library imported in an own cell, and used": (
         changed(lambda nb: (
             nb["cells"].insert(2, code("from policy_gradients import reinforce as ours")),
@@ -689,3 +696,42 @@ def test_a_written_answer_without_label_and_id_is_found_by_its_question(notebook
     submission = fit(notebook)
     assert submission.written == {"q1_reflection"}
     assert "The mean is zero." in submission.notebook["cells"][at]["source"]
+
+
+def edited_all_over(notebook):
+    """Every cell that is no answer gets a line more; experiments import what answers may not."""
+    for cell in notebook["cells"]:
+        nbgrader = cell["metadata"].get("nbgrader", {})
+        if cell["cell_type"] == "code" and not nbgrader.get("solution"):
+            cell["source"] = "".join(cell["source"]) + "\nprint('mine')  # edited"
+
+
+@pytest.mark.parametrize("homework", homeworks())
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda nb: None,
+        edited_all_over,
+        shuffled,
+        lambda nb: stripped(nb, "id"),
+        lambda nb: stripped(nb, "metadata"),
+        lambda nb: stripped(nb, "metadata", "id"),
+    ],
+    ids=["as it is", "edited", "other order", "no ids", "no labels", "neither"],
+)
+def test_right_answers_of_every_homework_keep_their_points(homework, change):
+    """Setup and experiment cells, which import more than answers may, hinder nothing."""
+    release = pristine(homework)
+    solution = json.loads((ROOT / f"solutions/{homework}/{homework}.ipynb").read_text("utf-8"))
+    notebook = answered(release, solution)
+    change(notebook)
+    assert lost(normalise(release, json.dumps(notebook).encode()), release) == []
+
+
+@pytest.mark.parametrize("homework", homeworks())
+def test_an_untouched_homework_is_untouched(homework):
+    release = pristine(homework)
+    submission = normalise(release, json.dumps(release.notebook).encode())
+    assert all(answer.untouched for answer in submission.answers.values())
+    assert submission.notes == ()
+    assert submission.written == frozenset()
