@@ -10,8 +10,16 @@ import math
 from collections import Counter
 from statistics import mean, median
 
-from autograder.feedback import BADGES, STYLE, _h, _text, duration, homework_title, kind
-from autograder.feedback import lecture_reference as reference
+from autograder.feedback import (
+    BADGES,
+    STYLE,
+    _h,
+    _text,
+    duration,
+    homework_title,
+    kind,
+    lecture_reference,
+)
 from autograder.gradebook import is_bonus
 from autograder.questions import find
 from autograder.sandbox import NOT_ISOLATED
@@ -231,7 +239,7 @@ def _mistakes(release, graded, scores) -> str:
         rows = "".join(
             f'<tr><td class="count">{count} ×</td><td>{_text(cause)}'
             f'<div class="hint">Hint: {_text(first[cause].details["hint"])}</div></td>'
-            f'<td class="where">{reference(first[cause].details["lecture"])}</td></tr>'
+            f'<td class="where">{_place(first[cause])}</td></tr>'
             for cause, count in common[:SHOWN]
         )
         rest = sum(count for _, count in common[SHOWN:])
@@ -244,6 +252,10 @@ def _mistakes(release, graded, scores) -> str:
             f"lost in all</caption>{rows}</table></section>"
         )
     return "".join(cards) or '<section class="card">No wrong answers.</section>'
+
+
+def _place(mark) -> str:
+    return lecture_reference(mark.details["lecture"], file=False)
 
 
 def _attention(release, results, scores) -> str:

@@ -203,18 +203,18 @@ def _list(rows: list[tuple[str, str]]) -> str:
     return "<dl>" + "".join(f"<dt>{term}</dt><dd>{text}</dd>" for term, text in rows) + "</dl>"
 
 
-def lecture_reference(lecture: str) -> str:
+def lecture_reference(lecture: str, *, file: bool = True) -> str:
     """ "02, [BL-8]" as a title, a tag and a file: the page leaves the folder, so no link."""
-    if lecture.startswith(STATEMENT):
-        tag = lecture.removeprefix(STATEMENT).strip(" ,[]")
-        return "The statement of this question" + (f", equation {_h(tag)}" if tag else "")
-    number, _, tag = lecture.partition(",")
-    name = LECTURES.get(number.strip())
+    number, _, tag = (part.strip(" []") for part in lecture.partition(","))
+    tag = f", equation {tag}" if tag else ""
+    if number == STATEMENT:
+        return _h(f"The statement of this question{tag}")
+    name = LECTURES.get(number)
     if name is None:
         return _h(lecture)
-    tag = f", equation {tag.strip().strip('[]')}" if tag.strip() else ""
     title = name.partition("_")[2].replace("_", " ")
-    return f"Lecture {_h(number)}, {_h(title + tag)} (<code>lectures/{_h(name)}.ipynb</code>)"
+    place = f" (<code>lectures/{_h(name)}.ipynb</code>)" if file else ""
+    return _h(f"Lecture {number}, {title}{tag}") + place
 
 
 def _text(text) -> str:
