@@ -7,8 +7,12 @@ import hmac
 import json
 import os
 import shutil
+import socket
 import sqlite3
 import subprocess
+import sys
+import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +27,7 @@ from autograder.grade import Examiner, _fits, checked_release
 from autograder.grade import grade as grade_class
 from autograder.judge import cases_for
 from autograder.kept import Kept
-from autograder.notebooks import HomeworkError
+from autograder.notebooks import HomeworkError, load_release
 from autograder.questions import QUESTIONS
 from autograder.sandbox import Limits, isolation
 from autograder.summary import summary
@@ -802,3 +806,96 @@ def test_html_in_a_written_answer_is_text_in_formgrader(graded, tmp_path):
     assert "<script" not in shown
     assert "</div" not in shown
     assert "x&lt;=y" in shown
+
+
+# nbgrader's formgrader on the result.
+
+
+@pytest.fixture(scope="module")
+def by_hand(tmp_path_factory):
+    """Homework 1 with 4 points by hand for the first written answer."""
+    notebook = copy.deepcopy(RELEASE.notebook)
+    notebook["cells"][RELEASE.manual[0].index]["metadata"]["nbgrader"]["points"] = 4
+    path = tmp_path_factory.mktemp("release") / f"{HOMEWORK}.ipynb"
+    path.write_text(json.dumps(notebook), "utf-8")
+    return load_release(path)
+
+
+@pytest.fixture(scope="module")
+def formgrader(by_hand, tmp_path_factory):
+    """(release, submissions, output, ask): two graded learners, and a server on the result."""
+    output = tmp_path_factory.mktemp("course")
+    folder = output / "submissions"
+    place, label = by_hand.manual[0].index, by_hand.manual[0].grade_id
+    for student, text in (("eve", "Because <b onclick=alert(1)>it</b> is."), ("nan", None)):
+        notebook = copy.deepcopy(by_hand.notebook)
+        if text:
+            notebook["cells"][place]["source"] = text
+        (folder / student / HOMEWORK).mkdir(parents=True)
+        path = folder / student / HOMEWORK / f"{HOMEWORK}.ipynb"
+        path.write_text(json.dumps(notebook), "utf-8")
+    grade(by_hand, folder, output)
+    shutil.copytree(ROOT / "solutions" / HOMEWORK, output / "solutions" / HOMEWORK)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    extension = "{'nbgrader.server_extensions.formgrader': True}"
+    command = [
+        sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root",
+        f"--ServerApp.port={port}", "--IdentityProvider.token=t",
+        f"--ServerApp.jpserver_extensions={extension}",
+    ]  # fmt: skip
+    with (output / "server.log").open("w") as log:
+        server = subprocess.Popen(
+            command, cwd=output, env=gradebook.nbgrader_environment(), stdout=log, stderr=log
+        )
+
+    def ask(path, change=None):
+        data = None if change is None else json.dumps(change).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/formgrader/{path}",
+            data,
+            {"Authorization": "token t", "Content-Type": "application/json"},
+            method="GET" if change is None else "PUT",
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.read().decode()
+
+    for _ in range(240):
+        try:
+            ask("api/assignments")
+            break
+        except OSError:
+            assert server.poll() is None, (output / "server.log").read_text()
+            time.sleep(0.25)
+    yield label, folder, output, ask
+    server.terminate()
+    server.wait()
+
+
+def test_formgrader_asks_for_the_manual_question_and_its_points_reach_the_learner(
+    formgrader, by_hand
+):
+    label, folder, output, ask = formgrader
+    (assignment,) = json.loads(ask("api/assignments"))
+    assert (assignment["max_score"], assignment["num_submissions"]) == (24, 2)
+    listed = json.loads(ask(f"api/submitted_notebooks/{HOMEWORK}/{HOMEWORK}"))
+    waits = {s["student"]: s["needs_manual_grade"] for s in listed}
+    assert waits == {"eve": True, "nan": False}  # an answer left as released has its 0
+    eve = next(s for s in listed if s["student"] == "eve")
+    shown = ask(f"submissions/{eve['id']}/")
+    assert label in shown
+    assert "onclick=alert(1)&gt;it" in shown
+    assert "<b onclick" not in shown
+    assert "0 of 3 points. Not answered yet" in shown
+    assert rows(output)["eve"]["note"].endswith("1 answer(s) to be graded by hand.")
+
+    grades = json.loads(ask(f"api/grades?submission_id={eve['id']}"))
+    (wanted,) = [g for g in grades if g["name"] == label]
+    assert wanted["needs_manual_grade"]
+    ask(f"api/grade/{wanted['id']}", {"manual_score": 3, "extra_credit": 0})
+    results = grade(by_hand, folder, output)
+    assert all(result.kept for result in results)
+    assert rows(output)["eve"][label] == rows(output)["eve"]["total"] == "3"
+    assert rows(output)["eve"]["note"] == ""
+    assert "<b>3</b> / 4" in page(output, "eve")
