@@ -24,6 +24,11 @@ TEXTS = {  # of mistakes: cause and hint
         "The result is summed to one number instead of one per token.",
         "Return the shape (batch, time); adding up is a separate step.",
     ),
+    "mean_of_sums": (
+        "The result is summed over time and averaged over the batch: one number instead of one "
+        "per token.",
+        "Return the shape (batch, time); averaging is a separate step.",
+    ),
     "mean_over_time": (
         "The result is averaged over time: one number per response instead of one per token.",
         "Return the shape (batch, time).",
@@ -62,10 +67,10 @@ TEXTS = {  # of mistakes: cause and hint
         "Return the estimator as it is; nothing is clamped here.",
     ),
 }
-REDUCTIONS = "mean sum mean_over_time sum_over_time"
+REDUCTIONS = "mean sum mean_of_sums mean_over_time sum_over_time"
 SHAPES = excluding(
     REDUCTIONS,
-    "divided_by_time: sum_over_time sum mean",  # together they are another mean
+    "divided_by_time: sum_over_time sum mean mean_of_sums",  # together they are another mean
 )
 
 
@@ -86,6 +91,8 @@ def finish(out, mistakes):
         out = out.mean()
     elif "sum" in mistakes:
         out = out.sum()
+    elif "mean_of_sums" in mistakes:
+        out = out.sum(1).mean()
     elif "mean_over_time" in mistakes:
         out = out.mean(1)
     elif "sum_over_time" in mistakes:

@@ -85,7 +85,7 @@ def buggy(rewards, values, done, *, gamma, lam, bootstrap=None, mistakes=frozens
     order = range(time) if "forward_loop" in mistakes else reversed(range(time))
     for t in order:
         if t == time - 1:
-            after = beyond[:, t]
+            after = ends[:, t] * beyond[:, t] if "open_end_is_end" in mistakes else beyond[:, t]
         else:
             inside = values[:, t + 1]
             after = (1 - ends[:, t]) * inside + ends[:, t] * beyond[:, t]
@@ -193,6 +193,13 @@ MISTAKES = (
         "A bootstrap (batch, time) is read in the last column only: a cut inside a row is treated "
         "as an end.",
         "Wherever done is 1, bootstrap[:, t] is the value of what follows.",
+        WHERE,
+    ),
+    Mistake(
+        "open_end_is_end",
+        "Behind a last column without done nothing follows: the bootstrap is read only where done "
+        "is 1, and a row that is cut off by the end of the buffer is treated as if it had ended.",
+        "In the last column the bootstrap is the value of what follows, also without done.",
         WHERE,
     ),
     Mistake(
@@ -342,12 +349,14 @@ QUESTION = Question(
     mistakes=MISTAKES,
     excludes=excluding(
         "done_shifted mask_inverted any_done",
-        "bootstrap_ignored: cut_is_end bootstrap_after_end bootstrap_everywhere "
+        "bootstrap_ignored: cut_is_end open_end_is_end bootstrap_after_end bootstrap_everywhere "
         "carry_from_bootstrap",
         "bootstrap_past_end bootstrap_everywhere next_value_missing",
-        "bootstrap_past_end next_value_missing: cut_is_end",
+        "bootstrap_past_end next_value_missing: cut_is_end bootstrap_ignored",
         "next_value_missing: delta_without_gamma bootstrap_ignored bootstrap_after_end "
         "last_value_repeated",
+        "open_end_is_end: next_value_missing bootstrap_past_end",
+        "open_end_is_end cut_is_end",  # together they are bootstrap_ignored
         "gamma_forgotten delta_without_gamma carry_without_gamma",  # two of them are the third
         "gamma_forgotten: no_carry next_value_missing",
         "carry_without_gamma carry_without_lam lam_squared no_carry",

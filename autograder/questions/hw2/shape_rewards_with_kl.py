@@ -90,19 +90,18 @@ def buggy(scores, logp, logp_ref, mask, *, beta, mistakes=frozenset()):
         paid = paid / lengths.clamp(min=1)[:, None]
     elif "score_missing" in mistakes:
         paid = 0 * paid
-    place = (steps == last[:, None]) & (lengths > 0)[:, None]
+    index = lengths - 1 if "score_at_length" in mistakes else last
+    if "empty_first" in mistakes:
+        index = index.clamp(min=0)
+    elif "empty_wraps" in mistakes or "score_at_length" in mistakes:
+        index = index.remainder(time)  # -1 is the last column
     if "score_on_last_column" in mistakes:
-        place = steps == time - 1
-    elif "score_on_every_token" in mistakes:
-        place = valid
+        index = torch.full_like(index, time - 1)
     elif "score_on_first" in mistakes:
-        place = steps == first[:, None]
+        index = first
     elif "score_after_last" in mistakes:
-        place = (steps == last[:, None] + 1) & (lengths > 0)[:, None]
-    elif "score_at_length" in mistakes:
-        place = (steps == lengths[:, None] - 1) & (lengths > 0)[:, None]
-    elif "empty_wraps" in mistakes:
-        place = place | ((steps == time - 1) & (lengths == 0)[:, None])
+        index = torch.where(lengths > 0, last + 1, -1)
+    place = valid if "score_on_every_token" in mistakes else steps == index[:, None]
     out = torch.where(place, paid, 0.0) - kept
     if "negative" in mistakes:
         out = -out
@@ -151,14 +150,20 @@ MISTAKES = (
     ),
     Mistake(
         "score_at_length",
-        "The score is put at the column that equals the response's length minus one, which is "
-        "wrong where a prompt stands before the response.",
+        "The score is put at the column that equals the response's length minus one: too early "
+        "where a prompt stands before it, and in the last column where the response is empty.",
         "Look for the last column with mask 1, not for a number of tokens.",
         WHERE,
     ),
     Mistake(
         "empty_wraps",
         "The score of an empty response lands in the last column, through an index of minus one.",
+        "An empty response has no last token: its row is 0.",
+        WHERE,
+    ),
+    Mistake(
+        "empty_first",
+        "The score of an empty response lands in the first column.",
         "An empty response has no last token: its row is 0.",
         WHERE,
     ),
@@ -284,19 +289,20 @@ QUESTION = Question(
     mistakes=MISTAKES,
     excludes=excluding(
         "not_detached penalty_not_detached score_not_detached",
-        "score_missing: score_not_detached",
+        "score_missing: score_not_detached penalty_not_detached",
+        "score_on_last_column score_on_every_token score_on_first score_after_last: "
         "score_on_last_column score_on_every_token score_on_first score_after_last "
-        "score_at_length empty_wraps",
+        "score_at_length empty_wraps empty_first",
+        "empty_wraps: score_at_length empty_first",
         "score_missing: kl_sign score_on_last_column score_on_every_token score_on_first "
-        "score_after_last score_at_length empty_wraps",
+        "score_after_last score_at_length empty_wraps empty_first",
         "score_missing score_times_beta score_per_length",
         "k2_for_k1 k3_for_k1 absolute ratio_for_log ref_ignored",
         "kl_on_last kl_spread kl_on_padding kl_not_on_last",
         "kl_averaged kl_on_padding",
         # Outside the response an unmasked penalty is as large as its dirt.
-        "kl_on_padding: k2_for_k1 k3_for_k1 ratio_for_log score_at_length score_after_last "
-        "score_on_first score_on_every_token score_on_last_column empty_wraps",
-        "one_per_response: score_on_last_column score_on_first score_after_last score_at_length "
-        "kl_on_last",
+        "kl_on_padding: k2_for_k1 k3_for_k1 ratio_for_log",
+        "one_per_response: empty_wraps score_on_last_column score_on_first score_after_last "
+        "score_at_length kl_on_last",
     ),
 )

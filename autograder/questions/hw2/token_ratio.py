@@ -193,6 +193,6 @@ QUESTION = Question(
         "no_exp old_ignored",  # returns its argument
         "old_recomputed minus_one",  # nothing but zeros
         "difference_of_probabilities old_ignored",  # together old_ignored and minus_one
-        "quotient_of_probabilities: mean sum mean_over_time sum_over_time",
+        "quotient_of_probabilities: mean sum mean_of_sums mean_over_time sum_over_time",
     ),
 )
