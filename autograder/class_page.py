@@ -51,10 +51,10 @@ th.rest, td.where { width: 32%; } td.name { width: 24%; }
 """
 
 
-def page(release, results, scores, *, due=None, isolated=True, anonymous=False) -> str:
+def page(release, results, *, due=None, isolated=True, anonymous=False) -> str:
     """The page of a class.
 
-    results : of everyone. scores : student -> `gradebook.Score`, for all results without an error.
+    results : of everyone, each with its score unless it has an error.
     due : the deadline, UTC without a zone.
     """
     marked = [result for result in results if not result.error]
@@ -62,22 +62,22 @@ def page(release, results, scores, *, due=None, isolated=True, anonymous=False) 
     graded = [result for result in marked if not result.empty]
     title = homework_title(release.name)
     nothing = '<section class="card">Nothing that could be run has been handed in.</section>'
-    sections = [_tiles(results, handed_in, graded, scores, due)]
+    sections = [_tiles(results, handed_in, graded, due)]
     if not isolated:
         sections.append(f'<section class="card notes">{_h(NOT_ISOLATED)}</section>')
     if graded:
         sections += [
             "<h2>Points</h2>",
-            _figure(_histogram(release, [scores[r.student] for r in graded])),
+            _figure(_histogram(release, [result.score for result in graded])),
             "<h2>Questions</h2>",
-            _figure(_bars(release, graded, scores)),
+            _figure(_bars(release, graded)),
             "<h2>What to explain again</h2>",
-            _mistakes(release, graded, scores),
+            _mistakes(release, graded),
         ]
     else:
         sections.append(nothing)
     if not anonymous:
-        sections += ["<h2>Who needs attention</h2>", _attention(release, results, scores)]
+        sections += ["<h2>Who needs attention</h2>", _attention(results)]
     when = f"Deadline {due:%Y-%m-%d %H:%M} UTC. " if due else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -96,15 +96,15 @@ def page(release, results, scores, *, due=None, isolated=True, anonymous=False) 
 """
 
 
-def _tiles(results, handed_in, graded, scores, due) -> str:
-    late = sum(bool(scores[result.student].late) for result in handed_in)
-    pending = sum(scores[r.student].pending for r in results if not r.error)
+def _tiles(results, handed_in, graded, due) -> str:
+    late = sum(bool(result.score.late) for result in handed_in)
+    pending = sum(r.score.pending for r in results if not r.error)
     tiles = [(f"{len(handed_in)} of {len(results)}", "handed in")]
     tiles += [(late, "of them late")] if due else []
     tiles.append((len(handed_in) - len(graded), "could not be read"))
     if graded:
-        totals = [scores[result.student].total for result in graded]
-        maximum = scores[graded[0].student].maximum
+        totals = [result.score.total for result in graded]
+        maximum = graded[0].score.maximum
         tiles += [
             (f"{median(totals):g}", f"median of {maximum:g} points"),
             (f"{mean(totals):.1f}", "mean"),
@@ -171,7 +171,7 @@ def _histogram(release, scores) -> tuple[str, str]:
     )
 
 
-def _bars(release, graded, scores) -> tuple[str, str]:
+def _bars(release, graded) -> tuple[str, str]:
     """A bar of five parts per question, and the share of its points that was earned."""
     left, right, height, top = 200, 790, 34, 66
     parts, words, place = [_patterns()], [], left
@@ -183,7 +183,7 @@ def _bars(release, graded, scores) -> tuple[str, str]:
     for row, question in enumerate(release.questions):
         upper = top + row * (height + 12)
         counts = Counter(kind(_mark(result, question)) for result in graded)
-        earned = mean(scores[r.student].by_cell[question.grade_id] for r in graded)
+        earned = mean(r.score.by_cell[question.grade_id] for r in graded)
         parts.append(_words(left - 14, upper + 22, question.function, "end"))
         place = left
         for status, (_, _, ink) in FILLS.items():
@@ -223,11 +223,10 @@ def _mark(result, question):
     return next(mark for mark in result.marks if mark.grade_id == question.grade_id)
 
 
-def _mistakes(release, graded, scores) -> str:
+def _mistakes(release, graded) -> str:
     """Per question its commonest wrong answers; the question that cost most points first."""
     lost = {
-        q.id: sum(q.points - scores[r.student].by_cell[q.grade_id] for r in graded)
-        for q in release.questions
+        q.id: sum(q.points - r.score.by_cell[q.grade_id] for r in graded) for q in release.questions
     }
     cards = []
     for question in sorted(release.questions, key=lambda q: -lost[q.id]):
@@ -258,7 +257,7 @@ def _place(mark) -> str:
     return lecture_reference(mark.details["lecture"], file=False)
 
 
-def _attention(release, results, scores) -> str:
+def _attention(results) -> str:
     rows = []
     for result in results:
         reasons = []
@@ -274,7 +273,7 @@ def _attention(release, results, scores) -> str:
             if result.unanswered:
                 labels = ", ".join(sorted(result.unanswered))
                 reasons.append(f"written answers left empty: {labels}")
-        score = scores.get(result.student)
+        score = result.score
         if score and score.late:
             reasons.append(f"{duration(score.late)} late")
         if reasons:

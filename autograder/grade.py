@@ -39,6 +39,7 @@ class Result:
     unanswered : grade ids of written answers left as released. empty : there was nothing to run.
     file, cells : as in `Record`. replaces : a sentence about the attempt graded before, or "".
     notebook : as it was graded; None for a result that was kept from an earlier run.
+    score : what the gradebook says, once it is recorded. stamped : as in `Found`.
     """
 
     student: str
@@ -50,12 +51,9 @@ class Result:
     cells: dict[str, str] = field(default_factory=dict, repr=False)
     replaces: str = ""
     notebook: dict | None = field(default=None, repr=False)
+    score: gradebook.Score | None = None
+    stamped: bool = False
     error: str = ""
-
-    @property
-    def points(self) -> float:
-        """The automatic ones."""
-        return sum(mark.points for mark in self.marks)
 
     @property
     def kept(self) -> bool:
@@ -148,7 +146,9 @@ class Examiner:
             return stopped(answer.problem, answer.hint, status)
         while True:
             if answer.key in dropped:
-                return stopped(f"The cell for {question.function} {dropped[answer.key]}.", SLOW)
+                problem = dropped[answer.key]
+                hint = SLOW if "longer" in problem else FRESH
+                return stopped(f"The cell for {question.function} {problem}.", hint)
             cells = [Cell(s.key, s.source) for s in submission.steps if s.key not in dropped]
             run = self.sandbox.run(cells, answer.key, answer.function, self.encoded[question.id])
             if run.slow_cell not in {cell.key for cell in cells}:
@@ -253,20 +253,14 @@ def grade(release: Release, folder: Path, output: Path, **order) -> list[Result]
         with gradebook.opened(database) as book:
             gradebook.prepare(book, release, order.due)
             delivery = _Delivery(book, release, output, records, rules)
-            results, todo = [], []
-            for one in found:
-                unchanged = None if order.again else delivery.unchanged(one)
-                todo += [one] if unchanged is None else []
-                results += [] if unchanged is None else [unchanged]
-            times = {one.student: one.handed_in for one in found}
-            notes = {one.student: one.notes for one in found}
-            examined = _examined(release, todo, order)
-            done = []
+            earlier = {} if order.again else {o.student: delivery.unchanged(o) for o in found}
+            unchanged = [result for result in earlier.values() if result]
+            examined = _examined(release, [o for o in found if not earlier.get(o.student)], order)
+            done, by_name = [], {one.student: one for one in found}
             try:
-                for is_kept, several in ((True, results), (False, examined)):
-                    for result in several:
-                        identity = kept.digest(rules, result.file, notes[result.student])
-                        done.append(delivery.deliver(result, times[result.student], identity))
+                for results, is_kept in ((unchanged, True), (examined, False)):
+                    for result in results:
+                        done.append(delivery.deliver(result, by_name[result.student]))
                         if order.progress:
                             order.progress(len(done), len(found), result.student, is_kept)
             finally:  # also when interrupted: the table says what the gradebook says
@@ -339,7 +333,6 @@ class _Delivery:
         self.records, self.rules = records, rules
         self.late_penalty = records.settings().get("late_penalty", 0.0)
         self.rows: list[dict] = []
-        self.scores: dict[str, gradebook.Score] = {}
 
     def unchanged(self, found: Found) -> Result | None:
         """The result of an earlier run, where nothing has changed that it depends on."""
@@ -354,12 +347,12 @@ class _Delivery:
             return None
         return _from_record(found.student, record)
 
-    def deliver(self, result: Result, handed_in, identity: str) -> Result:
+    def deliver(self, result: Result, found: Found) -> Result:
         """Everything that comes of one result; an error of ours becomes the result."""
         row = {"student": result.student, "homework": self.release.name}
         if not result.error:
             try:
-                result = self._delivered(result, handed_in, identity)
+                result = self._delivered(result, found)
                 self.rows.append(row | self._row(result))
                 return result
             except Exception as error:  # ours: this learner is reported, the others go on
@@ -369,7 +362,7 @@ class _Delivery:
         self.rows.append(row | {"note": note})
         return result
 
-    def _delivered(self, result: Result, handed_in, identity: str) -> Result:
+    def _delivered(self, result: Result, found: Found) -> Result:
         earlier = self.records.read(result.student)
         changed = set()
         if earlier and earlier.file and result.file != earlier.file:
@@ -382,15 +375,16 @@ class _Delivery:
         gradebook.record(
             self.book, self.release, result.student,
             {mark.grade_id: mark.points for mark in result.marks}, result.unanswered,
-            handed_in=handed_in, late_penalty=self.late_penalty, changed=changed,
+            handed_in=found.handed_in, late_penalty=self.late_penalty, changed=changed,
         )  # fmt: skip
         score = gradebook.score(self.book, self.release, result.student)
-        self.scores[result.student] = score
+        result = replace(result, score=score, stamped=found.stamped)
         if result.notebook is not None:
             text = json.dumps(with_verdicts(result), indent=1, ensure_ascii=False) + "\n"
             write_atomically(self._notebook(result.student), text)
         page = self.output / "feedback" / result.student / f"{self.release.name}.html"
         write_atomically(page, feedback.page(self.release, result, score))
+        identity = kept.digest(self.rules, result.file, found.notes)
         record = Record(
             result.marks, result.notes, tuple(sorted(result.unanswered)), result.empty,
             result.file, result.cells, result.replaces, identity,
@@ -404,7 +398,7 @@ class _Delivery:
         return self.output / "autograded" / student / name / f"{name}.ipynb"
 
     def _row(self, result: Result) -> dict:
-        score, by_cell = self.scores[result.student], self.scores[result.student].by_cell
+        score, by_cell = result.score, result.score.by_cell
         notes = remarks(result)
         if score.pending:
             notes.append(f"{score.pending} answer(s) to be graded by hand.")
@@ -426,12 +420,11 @@ class _Delivery:
         results = {result.student: result for result in done}
         for student in self.records.students():
             if student not in results and (record := self.records.read(student)):
-                results[student] = _from_record(student, record)
-                self.scores[student] = gradebook.score(self.book, self.release, student)
+                score = gradebook.score(self.book, self.release, student)
+                results[student] = replace(_from_record(student, record), score=score)
         page = class_page.page(
             self.release,
             [results[student] for student in sorted(results)],
-            self.scores,
             due=self.book.find_assignment(self.release.name).duedate,
             isolated=order.isolated,
         )

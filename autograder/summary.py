@@ -57,7 +57,7 @@ def summary(release, results, output: Path, *, isolated: bool, cpu_seconds: floa
             continue
         wrong = [f"{m.id.split('/')[1]}: {m.cause}" for m in result.marks if m.status == "wrong"]
         text = " ".join([*remarks(result), *wrong])
-        rows.append((result.student, f"{result.points:g}", text))
+        rows.append((result.student, f"{result.score.total:g}", text))
     maximum = sum(q.points for q in release.questions if not is_bonus(q))
     lines = [
         f"{release.name}: {len(results)} submission{'s'[: len(results) != 1]}, {maximum:g} points",
@@ -80,6 +80,19 @@ def summary(release, results, output: Path, *, isolated: bool, cpu_seconds: floa
         f"class     {output / 'class' / release.name}.html",
         f"graded    {fresh} in {cpu_seconds:.1f} CPU seconds{each}"
         + (f"; {kept} unchanged (--again grades them too)" if kept else ""),
+        *_late(results),
         *([] if isolated else [NOT_ISOLATED]),
     ]
     return "\n".join(lines)
+
+
+def _late(results) -> list[str]:
+    late = [result for result in results if result.score and result.score.late]
+    if not late:
+        return []
+    unsure = sum(not result.stamped for result in late)
+    doubt = (
+        f", {unsure} of them by the time of the file itself, as there is no timestamp.txt: a copy "
+        "may be younger than what was handed in"
+    )
+    return [f"late      {len(late)}{doubt if unsure else ''}"]

@@ -50,7 +50,7 @@ def learner(name, changes=(), late=timedelta(0), **more):
     marks = tuple((RIGHT | {m.id: m for m in changes}).values())
     points = {m.grade_id: m.points for m in marks}
     score = Score(sum(points.values()), 20.0, points, 0, {}, late)
-    return Result(name, marks, file="x", **more), score
+    return Result(name, marks, file="x", score=score, **more)
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +67,8 @@ def group():
     for name, file in (("torn", "x"), ("absent", "")):
         zero = Score(0.0, 20.0, {q.grade_id: 0.0 for q in RELEASE.questions}, 0, {})
         notes = ("The file is damaged.",) if file else ("No notebook was handed in.",)
-        learners.append((Result(name, nothing, notes, empty=True, file=file), zero))
-    results = [result for result, _ in learners]
-    return results, {result.student: score for result, score in learners}
+        learners.append(Result(name, nothing, notes, empty=True, file=file, score=zero))
+    return learners
 
 
 def text_of(page):
@@ -81,7 +80,7 @@ def pictures(page):
 
 
 def test_tiles_count_who_handed_in(group):
-    text = " ".join(text_of(page(RELEASE, *group, due=datetime(2026, 12, 1, 23, 59))).split())
+    text = " ".join(text_of(page(RELEASE, group, due=datetime(2026, 12, 1, 23, 59))).split())
     assert "11 of 12 handed in" in text
     assert "1 of them late" in text
     assert "1 could not be read" in text
@@ -90,7 +89,7 @@ def test_tiles_count_who_handed_in(group):
 
 
 def test_the_histogram_counts_everyone_once(group):
-    histogram, _ = pictures(page(RELEASE, *group))
+    histogram, _ = pictures(page(RELEASE, group))
     alt = histogram.get("aria-label")
     assert "10 learners" in alt
     counts = {span: int(count) for span, count in re.findall(r"(\d+ to \d+) points: (\d+)", alt)}
@@ -104,7 +103,7 @@ def test_the_histogram_counts_everyone_once(group):
 
 
 def test_the_bars_hold_the_verdicts_and_the_share_of_points(group):
-    _, bars = pictures(page(RELEASE, *group))
+    _, bars = pictures(page(RELEASE, group))
     alt = bars.get("aria-label")
     first, second = RELEASE.questions[:2]
     assert f"{first.function}: 7 right, 3 not yet right; 70 % of the points" in alt
@@ -127,7 +126,7 @@ def test_statuses_differ_in_grey_or_in_pattern():
 
 
 def test_the_commonest_mistake_stands_there_with_its_hint(group):
-    text = " ".join(text_of(page(RELEASE, *group)).split())
+    text = " ".join(text_of(page(RELEASE, group)).split())
     mistake = CAUSES[RELEASE.questions[0].id]
     assert f"3 × {mistake.cause}" in text.replace("`", "")
     assert mistake.hint.replace("`", "") in text
@@ -135,28 +134,26 @@ def test_the_commonest_mistake_stands_there_with_its_hint(group):
 
 
 def test_names_stand_in_one_section_that_can_be_left_out(group):
-    names = {result.student for result in group[0]}
-    whole, anonymous = page(RELEASE, *group), page(RELEASE, *group, anonymous=True)
+    names = {result.student for result in group}
+    whole, anonymous = page(RELEASE, group), page(RELEASE, group, anonymous=True)
     assert {n for n in names if f">{n}<" in whole} == {"late", "open", "torn", "absent"}
     assert not any(f">{name}<" in anonymous for name in names)
     assert "Who needs attention" not in anonymous
 
 
 def test_it_says_when_answers_were_not_isolated(group):
-    assert NOT_ISOLATED in text_of(page(RELEASE, *group, isolated=False))
-    assert NOT_ISOLATED not in text_of(page(RELEASE, *group))
+    assert NOT_ISOLATED in text_of(page(RELEASE, group, isolated=False))
+    assert NOT_ISOLATED not in text_of(page(RELEASE, group))
 
 
 def test_what_learners_write_is_text(group):
-    results, scores = list(group[0]), dict(group[1])
     evil = '<script>alert(1)</script>"><img src=x>`</code><b>`'
     question = RELEASE.questions[0]
     bad = replace(wrong(question), cause=evil)
-    result, score = learner(evil, [bad], notes=(evil,), late=timedelta(hours=1))
+    result = learner(evil, [bad], notes=(evil,), late=timedelta(hours=1))
     broken = Result("broken", error=evil)
-    empty = replace(results[-1], student=f"no {evil}", notes=(evil,))
-    scores |= {evil: score, empty.student: scores["absent"]}
-    made = page(RELEASE, [*results, result, broken, empty], scores)
+    empty = replace(group[-1], student=f"no {evil}", notes=(evil,))
+    made = page(RELEASE, [*group, result, broken, empty])
     assert "&lt;script&gt;" in made
     for raw in ("<script", "<img", "<b>`", "</code><b>"):
         assert raw not in made
@@ -165,8 +162,8 @@ def test_what_learners_write_is_text(group):
 
 
 def test_a_class_without_a_graded_notebook_has_a_page_too(group):
-    nobody = [result for result in group[0] if result.empty]
-    made = page(RELEASE, nobody, group[1])
+    nobody = [result for result in group if result.empty]
+    made = page(RELEASE, nobody)
     assert "Nothing that could be run" in made
     assert not pictures(made)
 
