@@ -84,7 +84,7 @@ def enter(place: str, roots: list[str]) -> int:
     (root becomes nobody), and what it forks is in pid, network, ipc and uts namespaces of its own.
     """
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
-    root, ids = os.geteuid() == 0, (os.geteuid(), os.getegid())
+    root, ids = os.geteuid() == 0 and has_nobody(), (os.geteuid(), os.getegid())
     if root:
         call("unshare", NEW_NS)
     else:
@@ -105,6 +105,12 @@ def enter(place: str, roots: list[str]) -> int:
         name_user(proc, NOBODY, NOBODY)
     call("unshare", NEW_PID | NEW_NET | NEW_IPC | NEW_UTS)
     return proc
+
+
+def has_nobody() -> bool:
+    """Whether root can become nobody here; in a user namespace there may be no such user."""
+    rows = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return any(int(first) <= NOBODY < int(first) + int(count) for first, _, count in rows)
 
 
 def name_user(proc: int, user: int, group: int):

@@ -68,7 +68,8 @@ class Run:
     outcomes : one per case, or None where there is none.
     problem : why there are none, in words for the learner; "" where there are.
     slow : it was the time limit.
-    slow_cell : key of the cell that used up the time before the function was called; "" if none.
+    slow_cell : key of the cell that used up the time, or ended the process, before the function was
+        called; "" if none.
     errors : per cell key the first error while running it.
     """
 
@@ -107,7 +108,10 @@ def isolation() -> str:
         with Sandbox(isolated=None) as sandbox:
             sandbox._start(only_try=True)
     except (OSError, WorkerError) as error:
-        return f"answers cannot be isolated here: {error}"
+        return (
+            f"answers cannot be isolated here ({error}); it takes Linux 5.12 or newer on x86_64 or "
+            "aarch64, where this user may make user namespaces"
+        )
     return ""
 
 
@@ -252,7 +256,8 @@ class Sandbox:
         with contextlib.suppress(OSError):
             if self._hear() == b"ready\n":
                 return
-        raise WorkerError(f"no process to run answers in: {self._last_words()}")
+        reason = self._last_words()
+        raise WorkerError(reason if only_try else f"no process to run answers in: {reason}")
 
     @property
     def _log(self) -> Path:
@@ -294,7 +299,10 @@ class Sandbox:
         if ending == "size":
             return Run(None, "returned more data than any right answer could", errors=errors)
         if ending != "done":
-            return Run(None, f"ended the Python process ({ending})", errors=errors)
+            problem = f"ended the Python process ({ending})"
+            return Run(None, problem, slow_cell=running, errors=errors)
+        if running:
+            return Run(None, "ended the Python process", slow_cell=running, errors=errors)
         if found is False:
             return Run(None, "is not defined after its cell has run", errors=errors)
         if not called and found:

@@ -174,10 +174,13 @@ def confine(isolation, proc, limits, folder=None):
         (resource.RLIMIT_NOFILE, limits["open_files"]),
     ]
     with contextlib.suppress(OSError):  # not on other systems than Linux
-        statm = os.open("self/statm", os.O_RDONLY, dir_fd=proc) if proc else None
-        text = Path("/proc/self/statm").read_bytes() if statm is None else os.read(statm, 100)
-        memory = int(text.split()[0]) * resource.getpagesize() + limits["memory_mb"] * megabyte
+        entries = os.open("/proc", os.O_RDONLY) if proc is None else proc
+        statm = os.open("self/statm", os.O_RDONLY, dir_fd=entries)
+        pages = int(os.read(statm, 100).split()[0])
+        memory = pages * resource.getpagesize() + limits["memory_mb"] * megabyte
         bounds.append((resource.RLIMIT_AS, memory))
+        # Should the machine run out of memory, then this goes first, and not the grader.
+        os.write(os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=entries), b"1000")
     null = os.open(os.devnull, os.O_RDWR)
     for kind, bound in bounds:
         highest = resource.getrlimit(kind)[1]

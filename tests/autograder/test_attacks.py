@@ -951,6 +951,7 @@ def test_an_attack_gains_nothing(world, sandbox, attack):
     earlier = f'kept = "{SECRET}-marked"\ndef f(x):\n    return x'
     sandbox.run([Cell("answer", earlier)], "answer", "f", CASES)  # another learner's answer
     worker = sandbox._process.pid
+    running = children(worker)
 
     run = protected(sandbox, world, attack)
     text = repr(run)
@@ -963,7 +964,7 @@ def test_an_attack_gains_nothing(world, sandbox, attack):
         assert run.outcomes is None or "brought back" in run.outcomes[0].error, text
     assert not world.changes()
     assert sandbox._process.pid == worker, "the worker had to be replaced"
-    assert len(children(worker)) == 1, "something outlived its question"
+    assert children(worker) == running, "something outlived its question"
     honest(sandbox)
 
 
