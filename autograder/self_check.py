@@ -1,5 +1,7 @@
 """`python -m autograder check NOTEBOOK`: what grading would find, on the visible cases."""
 
+import shutil
+import textwrap
 from pathlib import Path
 
 from autograder.discover import Found, copy_number, printable
@@ -29,12 +31,22 @@ def self_check(path: Path) -> int:
     print(table(rows, ("question", "points", "verdict")))
     if result.notes:
         print("\nAbout the file:")
-        print("\n".join(f"  {printable(note)}" for note in result.notes))
+        print("\n".join(filled(f"- {printable(note)}") for note in result.notes))
     if result.unanswered:
-        print(f"\nWritten answers still as released: {', '.join(sorted(result.unanswered))}")
+        left = [m.grade_id for m in release.manual if m.grade_id in result.unanswered]
+        print("\n" + filled(f"Written answers still as released: {', '.join(left)}"))
     right = sum(mark.status == "right" for mark in result.marks)
-    print(f"\n{right} of {len(result.marks)} answers pass here. Grading uses other numbers.")
+    ending = f"{right} of {len(result.marks)} answers pass here. Grading uses other numbers."
+    if result.notes and right == len(result.marks):
+        ending += " See what is said about the file before you hand it in."
+    print("\n" + filled(ending))
     return 0 if right == len(result.marks) and not result.notes else 1
+
+
+def filled(text: str) -> str:
+    """Wrapped to the terminal, later lines indented."""
+    width = max(60, min(100, shutil.get_terminal_size((80, 24)).columns))
+    return textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def shown(mark) -> str:
@@ -49,10 +61,11 @@ def shown(mark) -> str:
 
 def which_homework(path: Path) -> str:
     """The homework a notebook belongs to: by its cells' labels, else by its file name."""
+    problem = f"it looks like none of the homeworks ({', '.join(homeworks()) or 'none'})"
     try:
         cells = read_submission(path.read_bytes()).cells
-    except UnreadableError:
-        cells = []
+    except UnreadableError as error:
+        cells, problem = [], str(error)
     labels = {cell.grade_id for cell in cells if cell.grade_id}
     shared = {name: len(labels & _labels(name)) for name in homeworks()}
     best = max(shared, key=shared.get, default=None)
@@ -61,8 +74,7 @@ def which_homework(path: Path) -> str:
     for name in homeworks():
         if copy_number(path.stem, name) is not None:
             return name
-    known = ", ".join(homeworks()) or "none"
-    raise HomeworkError(f"{path} looks like none of the homeworks ({known})")
+    raise HomeworkError(f"{printable(path)}: {problem}")
 
 
 def _labels(homework: str) -> set[str]:

@@ -5,8 +5,6 @@ and changes nothing.
 """
 
 import os
-import shutil
-import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from autograder.notebooks import (
 from autograder.questions import QUESTIONS
 from autograder.release import ROOT
 from autograder.sandbox import available
-from autograder.self_check import shown, which_homework
+from autograder.self_check import filled, shown, which_homework
 from autograder.summary import table
 
 EXPERIMENTS = ("experiment-", "bug-")  # how the ids of the code cells begin that are only run
@@ -181,12 +179,6 @@ def questions(state: State) -> str:
 def near(path: Path) -> str:
     """A path as seen from here."""
     return printable(os.path.relpath(path)) if path.is_relative_to(Path.cwd()) else printable(path)
-
-
-def filled(text: str) -> str:
-    """Wrapped to the terminal, later lines indented."""
-    width = max(60, min(100, shutil.get_terminal_size((80, 24)).columns))
-    return textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def next_step(states: list[State]) -> str:

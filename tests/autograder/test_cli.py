@@ -107,6 +107,32 @@ def test_check_finds_missing_and_duplicated_cells(capsys):
     assert "2 cells for group_centered" in printed
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import os\nos._exit(0)", "position 3 ended the Python process"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "(SIGSEGV)"),
+        ("print(1 / 0)\nraise SystemExit", ""),
+    ],
+)
+def test_an_own_cell_that_ends_everything_costs_no_answer(source, words, tmp_path, capsys):
+    notebook = json.loads((EXAMPLES / "ada" / HOMEWORK / f"{HOMEWORK}.ipynb").read_text("utf-8"))
+    own = {"cell_type": "code", "id": "own", "metadata": {}, "source": source, "outputs": []}
+    notebook["cells"].insert(2, own)
+    (tmp_path / "hw1.ipynb").write_text(json.dumps(notebook))
+    main(["check", str(tmp_path / "hw1.ipynb")])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "8 of 8 answers pass" in printed
+    assert words in printed
+
+
+def test_check_of_what_is_no_notebook_says_what_it_is(tmp_path, capsys):
+    path = tmp_path / "download.ipynb"
+    path.write_text("<!doctype html><html><body>Please log in</body></html>")
+    assert main(["check", str(path)]) == 2
+    assert "a web page, not a notebook" in capsys.readouterr().err
+
+
 def test_check_of_the_untouched_release(capsys):
     assert main(["check", str(ROOT / "homework" / HOMEWORK / f"{HOMEWORK}.ipynb")]) == 1
     assert "0 of 8 answers pass" in capsys.readouterr().out
