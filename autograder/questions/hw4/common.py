@@ -1,0 +1,24 @@
+"""What the questions of homework 4 share: masks of responses and dirt on their padding."""
+
+import torch
+
+from autograder.questions.base import Mistake
+
+
+def mask_of(lengths, time: int) -> torch.Tensor:
+    """bool (batch, time), True on the first ``lengths[i]`` positions of row i."""
+    return torch.arange(time) < torch.tensor(lengths)[:, None]
+
+
+def dirty(x, mask, draw, *, hard: bool = False):
+    """x with other numbers on the padding: finite ones, or (hard) NaN and both infinities."""
+    dirt = 4 * draw.weights(*x.shape)
+    if hard:
+        unfit = torch.tensor([torch.nan, torch.inf, -torch.inf], dtype=x.dtype)
+        dirt = unfit[torch.arange(x.numel()) % 3].view_as(x)
+    return torch.where(mask, x, dirt)
+
+
+def listed(texts: dict[str, tuple[str, str]], lecture: str) -> tuple[Mistake, ...]:
+    """{name: (cause, hint)}, all explained in one place."""
+    return tuple(Mistake(name, cause, hint, lecture) for name, (cause, hint) in texts.items())
