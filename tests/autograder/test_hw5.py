@@ -681,8 +681,9 @@ def test_the_experiment_shows_what_its_reflection_says(notebook, capsys, sees):
     assert "121" in ends or "211" in ends
 
 
-def test_from_121_every_single_change_loses_two_points():
-    every, start = all_sequences(3, 3), torch.tensor([1, 2, 1])
+@pytest.mark.parametrize("start", [[1, 2, 1], [2, 1, 1]])
+def test_on_the_side_hills_every_single_change_loses_two_points(start):
+    every, start = all_sequences(3, 3), torch.tensor(start)
     one_away = every[(every != start).sum(1) == 1]
     prompt = torch.tensor([1, 1, 2])
     assert hack_proof_reward(prompt, start) == 4
