@@ -78,6 +78,7 @@ def checked_release(homework: str, root: Path = ROOT) -> Release:
     return release
 
 
+MOST_DROPPED = 4  # cells that take too long and are left out; with more, nothing is run
 FRESH = "Restart the kernel and run all cells from the top: does the function still work?"
 
 
@@ -145,6 +146,8 @@ class Examiner:
             status = "unanswered" if answer.untouched else "not run"
             return stopped(answer.problem, answer.hint, status)
         while True:
+            if len(dropped) > MOST_DROPPED:  # each costs a time limit, and others are waiting
+                return stopped("Too many cells of this notebook did not come to an end.", SLOW)
             if answer.key in dropped:
                 problem = dropped[answer.key]
                 hint = SLOW if "longer" in problem else FRESH
