@@ -18,7 +18,8 @@ def generate(draw, final):
 
 def buggy(logp, logp_old, advantages, *, eps_low, eps_high, mistakes=frozenset()):
     advantages = common.weights_of(advantages, mistakes)
-    rho = common.ratio(logp, logp_old, mistakes)
+    attached = {"old_not_detached"} if "nothing_detached" in mistakes else set()
+    rho = common.ratio(logp, logp_old, mistakes | attached)
     if "ppo" in mistakes:
         loss = common.objective(rho, advantages, eps_low, eps_high, mistakes)
         loss = loss if "missing_minus" in mistakes else -loss
@@ -32,7 +33,7 @@ def buggy(logp, logp_old, advantages, *, eps_low, eps_high, mistakes=frozenset()
     elif "ppo_gate" in mistakes:
         past = (advantages > 0) & (rho > 1 + eps_high) | (advantages < 0) & (rho < 1 - eps_low)
         weight = torch.where(past, 0.0, weight)
-    if "weight_not_detached" not in mistakes and "no_logp" not in mistakes:
+    if not {"weight_not_detached", "nothing_detached", "no_logp"} & mistakes:
         weight = weight.detach()
     if "no_logp" in mistakes:
         loss = weight * advantages
@@ -65,6 +66,13 @@ MISTAKES = (
     Mistake(
         "weight_not_detached",
         "The weight is not detached: inside the edges a second term joins the gradient.",
+        "The clipped ratio is a number; cut its graph.",
+        WHERE,
+    ),
+    Mistake(
+        "nothing_detached",
+        "Neither the weight nor the old log-probabilities are detached: a second term joins the "
+        "gradient, and what sampled gets one, too.",
         "The clipped ratio is a number; cut its graph.",
         WHERE,
     ),
@@ -154,15 +162,17 @@ QUESTION = Question(
     excludes=excluding(
         LAST,
         EDGES,
-        f"ppo: {LAST} weight_not_detached gate ppo_gate eps_as_largest_weight no_clip",
+        f"ppo: {LAST} weight_not_detached nothing_detached gate ppo_gate eps_as_largest_weight "
+        "no_clip",
         f"gate eps_as_largest_weight no_clip: {EDGES}",
         "gate ppo_gate eps_as_largest_weight no_clip",
-        "no_logp: weight_not_detached no_clip",
-        "eps_as_largest_weight: weight_not_detached ratio_inverted old_ignored",
+        "weight_not_detached nothing_detached",
+        "no_logp: weight_not_detached nothing_detached no_clip",
+        "eps_as_largest_weight: weight_not_detached nothing_detached ratio_inverted old_ignored",
         "ratio_inverted difference_for_ratio quotient_of_logs quotient_of_probabilities "
         "old_ignored",
         f"old_ignored: {EDGES} no_clip gate ppo_gate ppo no_logp weight_not_detached "
-        "ratio_for_logp",
+        "nothing_detached ratio_for_logp",
         "advantage_size advantage_sign advantages_ignored",
         "advantages_not_detached: advantage_sign advantages_ignored",
         f"difference_for_ratio quotient_of_logs: {EDGES} no_clip",  # nearly all lie below the edges
