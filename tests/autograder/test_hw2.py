@@ -735,6 +735,17 @@ def test_zeros_the_negated_twice_and_half_the_answer_never_pass(question, factor
     assert judge(question.id, scaled(question.reference, factor)).points == 0
 
 
+@pytest.mark.parametrize("question", HW2, ids=lambda q: q.function_name)
+def test_an_answer_that_writes_into_its_input_loses_points(question):
+    def answer(*args, **knobs):
+        out = question.reference(*args, **knobs)
+        args[0].add_(1)
+        return out
+
+    verdict = judge(question.id, answer)
+    assert 0 < verdict.points < verdict.max_points
+
+
 # --- the numbers of the statements and of the known bugs ------------------------------------
 
 
