@@ -29,6 +29,17 @@ def generate(draw, final):
             weights=draw.weights(batch, time),
         )
     )
+    logp = draw.uniform(2, 3, low=-9.0, high=-8.0)
+    gap = log_ratios(draw, 2, 3)
+    gap[0, 1], gap[1, 2] = 6 + draw.uniform(1).item(), -6 - draw.uniform(1).item()
+    cases.append(
+        Case(
+            name="ratios far from one",
+            args=(logp, logp - gap),
+            differentiable=(0,),
+            weights=draw.weights(2, 3),
+        )
+    )
     rare = -draw.uniform(2, 3, low=115.0, high=130.0)
     cases.append(
         Case(
