@@ -17,6 +17,8 @@ LOADERS = {
     "spec_from_file_location", "find_module", "load_module", "exec", "eval", "compile",
     "run_line_magic", "run_cell_magic", "run_cell",
 }  # fmt: skip
+# Of these, the ones that only ever take code or the name of a module.
+INDIRECT = LOADERS - {"compile", "eval", "reload", "find_spec"}
 NAMED = re.compile(rf"(?<![\w.])({'|'.join(COURSE)})(?!\w)")
 
 
@@ -25,7 +27,8 @@ def forbidden_imports(source: str) -> list[str]:
 
     Finds import statements anywhere (inside functions too); ``from autograder import check`` is no
     way to an answer. For the course's own packages also
-    ``__import__`` and importlib calls, text handed to exec and eval, and ``sys.modules[...]``.
+    ``__import__`` and importlib calls, text handed to exec and eval, ``sys.modules[...]``, and
+    ``check.__globals__``. Where such a call is given a variable, any text of the source counts.
     Lines with % or ! are skipped; text that does not parse is searched line by line.
     """
     try:
@@ -43,8 +46,13 @@ def forbidden_imports(source: str) -> list[str]:
         elif isinstance(node, ast.Call) and _callee(node.func) in LOADERS:
             arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
             names = [name for a in arguments for name in NAMED.findall(_text(a))]
+            variable = any(isinstance(n, ast.Name) for a in arguments for n in ast.walk(a))
+            if variable and _callee(node.func) in INDIRECT:
+                names += _named_outside_docstrings(tree)
         elif isinstance(node, ast.Subscript) and _callee(node.value) == "modules":
             names = NAMED.findall(_text(node.slice))
+        elif isinstance(node, ast.Attribute) and _callee(node.value) == "check":
+            names = ["autograder"] if node.attr.startswith("__") else []
         else:
             names = []
         roots = [name.partition(".")[0] for name in names]
@@ -62,3 +70,10 @@ def _text(node: ast.expr) -> str:
     return "".join(
         n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)
     )
+
+
+def _named_outside_docstrings(tree: ast.AST) -> list[str]:
+    """The course's packages that any text in the source names, documentation left out."""
+    prose = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    texts = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return [name for n in texts if id(n) not in prose for name in NAMED.findall(n.value)]

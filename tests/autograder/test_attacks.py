@@ -8,6 +8,7 @@ Attacks whose proof would harm this machine have none (`proof=""`), and say so.
 
 import hashlib
 import json
+import linecache
 import os
 import shutil
 import signal
@@ -25,8 +26,11 @@ import torch
 
 from autograder import wire
 from autograder.cases import Case
-from autograder.grade import checked_release, grade
-from autograder.sandbox import Cell, Limits, Sandbox, encode_cases, isolation, read_outcomes
+from autograder.checks import refused_imports
+from autograder.discover import Found
+from autograder.grade import Examiner, checked_release, grade
+from autograder.normalise import normalise
+from autograder.sandbox import Cell, Limits, Run, Sandbox, encode_cases, isolation, read_outcomes
 
 ROOT = Path(__file__).resolve().parents[2]
 HOMEWORK = "hw1_policy_gradient"
@@ -1273,3 +1277,97 @@ def test_tricks_and_harm_gain_no_points_and_stop_nobody(world, tmp_path, monkeyp
         query = "select max(coalesce(manual_score, auto_score, 0)) from grade"
         assert book.execute(query).fetchone() == (2.0,)
     assert set(children(os.getpid())) == running
+
+
+def test_many_endless_cells_cost_a_few_time_limits(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLICY_GRADIENTS_GRADING_KEY", str(tmp_path / "config" / "grading.key"))
+    content = json.loads(notebook(RIGHT))
+    cell = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    content["cells"] += [cell | {"id": f"own-{i}", "source": f"x = {i}"} for i in range(50)]
+    path = tmp_path / "submission.ipynb"
+    path.write_text(json.dumps(content))
+    asked = []
+
+    def endless(cells, *_):
+        asked.append(cells)
+        return Run(None, "took longer than 5 seconds", True, cells[-1].key)
+
+    examiner = Examiner(checked_release(HOMEWORK), isolated=False)
+    try:
+        monkeypatch.setattr(examiner.sandbox, "run", endless)
+        result = examiner.examine(Found("mallory", path))
+    finally:
+        examiner.close()
+    assert sum(mark.points for mark in result.marks) == 0
+    assert len(asked) <= 6
+
+
+SMUGGLED = {
+    "a plain import": "from policy_gradients.advantages import leave_one_out",
+    "an import inside": "def leave_one_out(rewards):\n"
+    "    import policy_gradients.advantages as ready\n"
+    "    return ready.leave_one_out(rewards)",
+    "a name in a variable": "import importlib\nname = 'policy_gradients.advantages'\n"
+    "ready = importlib.import_module(name)\n"
+    "def leave_one_out(rewards):\n    return ready.leave_one_out(rewards)",
+    "code in a variable": "code = 'from policy_gradients.advantages import *'\n"
+    "exec(code)\nready = leave_one_out\ndef leave_one_out(rewards):\n    return ready(rewards)",
+    "a module that is loaded": "import sys\ndef leave_one_out(rewards):\n"
+    "    return sys.modules['policy_gradients'].advantages.leave_one_out(rewards)",
+    "through check": "from autograder import check\nfind = check.__globals__['find']\n"
+    "def leave_one_out(rewards):\n    return find('hw1/leave_one_out').reference(rewards)",
+}
+
+
+@pytest.mark.parametrize("name", SMUGGLED)
+def test_check_and_grade_refuse_the_same_borrowed_answers(name):
+    code = SMUGGLED[name] if "def " in SMUGGLED[name] else f"{SMUGGLED[name]}\n{BORROWED}"
+    rewards = torch.tensor([[1.0, 2.0, 6.0], [0.0, 3.0, 9.0]], dtype=torch.float64)
+    space = {}
+    linecache.cache["<cell>"] = (len(code), None, code.splitlines(True), "<cell>")
+    exec(compile(code, "<cell>", "exec"), space)
+    answer = space["leave_one_out"]
+    assert answer(rewards)[0].tolist() == [-3.0, -1.5, 4.5]  # it works in the notebook
+    assert refused_imports(answer)
+    graded = normalise(checked_release(HOMEWORK), notebook(code).encode())
+    assert "An answer may use torch" in graded.answers["hw1/leave_one_out"].problem
+
+
+BORROWED = "ready = leave_one_out\ndef leave_one_out(rewards):\n    return ready(rewards)"
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_a_killed_grader_leaves_no_process(isolated, missing):
+    if isolated and isolation():
+        missing("isolation", isolation())
+    source = f"""
+from autograder.sandbox import *
+from autograder.cases import Case
+with Sandbox(isolated={isolated}) as sandbox:
+    cases = encode_cases([Case("one", (torch.ones(1),), {{}})])
+    answer = "def f(x):\\n    return x"
+    sandbox.run([Cell("answer", answer)], "answer", "f", cases)
+    print("ready", flush=True)
+    answer = "import time\\ntime.sleep(60)"
+    sandbox.run([Cell("answer", answer)], "answer", "f", cases)
+"""
+    grader = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE)
+    assert grader.stdout.readline() == b"ready\n"
+    deadline = time.monotonic() + 60
+    while len(left := children(grader.pid)) < 2 + isolated and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(left) == 2 + isolated  # the question is running
+    grader.kill()
+    grader.wait()
+    grader.stdout.close()
+    while any(alive(pid) for pid in left) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in left if alive(pid)]
+
+
+def alive(pid: int) -> bool:
+    """Still there, and not only as an entry that nobody has collected yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
