@@ -15,8 +15,8 @@ def generate(draw, final):
         common.case("no label smoothing given", draw, first, beta=0.3),
         common.case("label smoothing .1, beta 1.7", draw, second, beta=1.7, label_smoothing=0.1),
         common.case(
-            "reference from a network", draw, third, constants=(2, 3), beta=0.6,
-            label_smoothing=0.25,
+            "reference from a network, label smoothing .25", draw, third, constants=(2, 3),
+            beta=0.6, label_smoothing=0.25,
         ),
     ]  # fmt: skip
     # Log-ratios of up to 60: far beyond what exp() holds in float32 once beta is in.
