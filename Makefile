@@ -28,7 +28,7 @@ lectures: setup ## run all lectures from fresh kernels and print the seconds (AR
 homework: setup ## for instructors: regenerate homework/ from solutions/ (replaces what is there)
 	@$(RUN) -m autograder release
 
-grade: setup ## grade a folder of submissions: make grade HW=hw1_policy_gradient [DIR=submissions]
+grade: setup ## grade a folder of submissions: make grade HW=hw3_group_methods [DIR=submissions]
 	@$(RUN) -m autograder grade $(HW) $(DIR) $(ARGS)
 
 site: setup ## build the course as pages that open from disk: build/site/index.html
