@@ -493,9 +493,20 @@ def matches(
             imitations = [_imitate(question, case, chosen, variant) for case in cases]
             checks = _checks(question, cases, expected, imitations)
             first = next((c["property"] for c in checks if c["passed"] is False), "")
-            if skip_nan or first == failed["property"]:
+            if first == failed["property"] or (
+                skip_nan and _seen(question, cases, expected, outcomes)
+            ):
                 found.append(chosen)
     return found
+
+
+def _seen(question, cases, expected, outcomes) -> bool:
+    """Is an answer with NaN wrong in other entries too? Else there is no evidence for a mistake."""
+    return any(
+        not compare(question, case, got.value, want.value, ~got.value.isnan())[0]
+        for case, want, got in zip(cases, expected, outcomes, strict=True)
+        if not case.stability
+    )
 
 
 def _candidates(question, cases, outcomes, size):
@@ -531,7 +542,8 @@ def _near(got, values) -> list[bool]:
 def _stacks(question, case, size):
     """Per shape: the sets of mistakes whose result has it, and these results (sets, entries)."""
     kept = _imitations.setdefault(case, {})
-    if (question.id, size) not in kept:
+    key = (question.id, question.mistakes, size)
+    if key not in kept:
         groups = {}
         for chosen, variant in _sets(question, size):
             value = _imitate(question, case, chosen, variant).value
@@ -539,8 +551,8 @@ def _stacks(question, case, size):
                 group = groups.setdefault(value.shape, ([], []))
                 group[0].append((chosen, variant))
                 group[1].append(value.flatten().to(torch.float64))
-        kept[question.id, size] = [(k, g, torch.stack(v)) for k, (g, v) in groups.items()]
-    return kept[question.id, size]
+        kept[key] = [(k, g, torch.stack(v)) for k, (g, v) in groups.items()]
+    return kept[key]
 
 
 def _sets(question, size) -> list[tuple[tuple[str, ...], dict]]:

@@ -596,8 +596,7 @@ def test_a_mistake_outside_the_catalogue_is_described_or_unknown_but_not_named(n
     verdict = judge(f"hw1/{name}", answer)
     assert not verdict.passed
     assert verdict.details["named"] == []
-    described = ("times", "same amount", "wrong places", "factor", "right on", "close to")
-    assert "unknown" in verdict.cause or any(w in verdict.cause for w in described)
+    assert "unknown" in verdict.cause or verdict.cause.startswith(("The result ", "The values are"))
     assert verdict.details["hint"]
 
 
@@ -605,7 +604,7 @@ def test_the_map_finds_what_it_can_say():
     said = {i: judge(f"hw1/{n}", f).cause for i, (n, f) in enumerate(OUTSIDE)}
     assert "3 times" in said[3]
     assert "gradient of logp is 2 times" in said[4]
-    assert "wrong places" in said[6]
+    assert "its rows in reverse order" in said[6]
     assert "same amount" in said[7]
     assert "for each row" in said[10]
     assert "7 times" in said[12]

@@ -4,12 +4,13 @@ import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from autograder import check
-from autograder.cases import Outcome, Outcomes, collect
+from autograder.cases import Outcome, Outcomes, collect, identical
 from autograder.judge import (
     Verdict,
     assess,
@@ -21,8 +22,8 @@ from autograder.judge import (
 )
 from autograder.questions import QUESTIONS
 
+ROOT = Path(__file__).parents[2]
 IDS = list(QUESTIONS)
-WITH_GRADIENT = ["hw1/token_log_probs", "hw1/reinforce"]
 
 
 def right(question_id):
@@ -43,10 +44,6 @@ def test_the_reference_gets_full_points(question_id, cases):
     assert verdict.passed
     assert verdict.cause is None
     assert verdict.points == verdict.max_points == QUESTIONS[question_id].points
-
-
-def test_homework_1_is_worth_20_points():
-    assert sum(q.points for q in QUESTIONS.values() if q.homework == "hw1") == 20
 
 
 @pytest.mark.parametrize("call", [judge, cases_for])
@@ -74,27 +71,30 @@ def test_judge_is_assess_after_collect():
 @pytest.mark.parametrize("question_id", IDS)
 def test_seeds_give_other_numbers_and_the_same_seed_the_same(question_id):
     first, again, other = (cases_for(question_id, seed=s) for s in (1, 1, 2))
-    assert all(torch.equal(a, b) for c, d in zip(first, again, strict=True)
-               for a, b in zip(c.args, d.args, strict=True))  # fmt: skip
-    assert not torch.equal(first[0].args[0], other[0].args[0])
+    assert all(identical(a, b) for c, d in zip(first, again, strict=True)
+               for a, b in zip(c.tensors, d.tensors, strict=True))  # fmt: skip
+    assert not all(identical(a, b) for c, d in zip(first, other, strict=True)
+                   for a, b in zip(c.tensors, d.tensors, strict=False))  # fmt: skip
     visible = cases_for(question_id, cases="visible", seed=1)
-    assert torch.equal(
-        visible[0].args[0], cases_for(question_id, cases="visible", seed=2)[0].args[0]
-    )
+    same = cases_for(question_id, cases="visible", seed=2)
+    assert all(map(identical, visible[0].tensors, same[0].tensors))
 
 
 @pytest.mark.parametrize("question_id", IDS)
 def test_inputs_hide_no_bug(question_id):
-    """Two seeds, both kinds of sizes, float64, no square batch, knobs off their defaults."""
+    """Two seeds, several sizes or knobs, float64 where numbers are real, no square batch."""
     cases = cases_for(question_id)
+    settings = {(tuple(c.args[0].shape), str(sorted(map(str, c.knobs.items())))) for c in cases}
     shapes = {tuple(c.args[0].shape) for c in cases}
-    assert len(shapes) >= 3
-    assert all(s[0] != s[1] for s in shapes if len(s) > 1)
-    assert any(c.args[0].dtype == torch.float64 for c in cases)
+    assert len(settings) >= 2
+    assert sum(len(s) > 1 and s[0] == s[1] for s in shapes) < max(len(shapes), 2) / 2
+    real = [t for c in cases for t in c.args if t.is_floating_point()]
+    assert not real or any(t.dtype == torch.float64 for t in real)
     half = len(cases) // 2
-    assert not torch.equal(cases[0].args[0], cases[half].args[0])
-    visible = {tuple(c.args[0].shape) for c in cases_for(question_id, cases="visible")}
-    assert shapes - visible
+    assert not all(map(identical, cases[0].tensors, cases[half].tensors))
+    visible = cases_for(question_id, cases="visible")
+    shown = {(tuple(c.args[0].shape), str(sorted(map(str, c.knobs.items())))) for c in visible}
+    assert settings - shown
 
 
 def test_a_process_that_only_collects_loads_no_reference():
@@ -127,61 +127,162 @@ def test_details_are_plain_data_without_tensors(question_id):
 # Wrong answers that fit every question.
 
 
-def broken(question_id, change):
+def parts(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
+def broken(question_id, change, *, before=None):
+    """The right answer, with every tensor that it returns changed.
+
+    before : what happens to the arguments (a list, in place), if anything.
+    """
     function = right(question_id)
 
     def answer(*args, **knobs):
-        return change(function(*args, **knobs))
+        args = list(args)
+        if before:
+            before(args)
+        changed = tuple(change(x) for x in parts(function(*args, **knobs)))
+        return changed if len(changed) > 1 else changed[0]
 
     return answer
 
 
-@pytest.mark.parametrize("question_id", IDS)
+def times(factor):
+    """A multiple; of True and False: -1 is the opposite, other factors are taken as 0 or 1."""
+
+    def change(x):
+        if x.dtype is torch.bool:
+            return ~x if factor < 0 else x & bool(factor)
+        return x * factor if x.is_floating_point() or factor >= 0 else 1 - x
+
+    return change
+
+
+def same_kind(x):
+    return x
+
+
+FLOATING = [i for i in IDS if QUESTIONS[i].result == "floating"]
+MASKED = [
+    i
+    for i in IDS
+    if re.search(r"\bmask\b", QUESTIONS[i].signature) and QUESTIONS[i].homework != "hw1"
+]
+VALUES = {i: [x for o in collect(right(i), cases_for(i)) for x in o.value.flatten()] for i in IDS}
+BINARY = [i for i in IDS if all(x in (0, 1) for x in VALUES[i])]
+DIGITS = [i for i in FLOATING if any(x != x.bfloat16() for x in VALUES[i])]
+SEVERAL_AXES = [i for i in IDS if any(c.args[0].dim() > 1 for c in cases_for(i))]
+
+
+@pytest.mark.parametrize("question_id", FLOATING)
 @pytest.mark.parametrize("factor", [0.0, 2.0, 0.5, -1.0, 1.01])
 def test_zeros_multiples_and_the_negated_answer_never_pass(question_id, factor):
-    verdict = judge(question_id, broken(question_id, lambda x: factor * x))
+    verdict = judge(question_id, broken(question_id, times(factor)))
     assert not verdict.passed
     assert verdict.points == 0
     assert "unknown" not in verdict.cause
-    words = {0.0: ["zero"], -1.0: ["sign"]}
-    expected = words.get(factor, [f"{factor:g} times"])
-    assert any(word in verdict.cause for word in expected), verdict.cause
+    # Where it is a mistake of the catalogue, its cause speaks.
+    words = {0.0: "zero", -1.0: "sign"}
+    expected = words.get(factor, f"{factor:g} times")
+    found = expected in verdict.cause or "in every entry" in verdict.cause
+    assert verdict.details["named"] or found, verdict.cause
 
 
-@pytest.mark.parametrize("question_id", WITH_GRADIENT)
+@pytest.mark.parametrize("question_id", BINARY)
+def test_a_mask_turned_over_all_zero_or_all_one_never_passes(question_id):
+    for change, words in (
+        (lambda x: (1 - x.double()).to(x.dtype), "opposite"),
+        (torch.zeros_like, "in every entry"),
+        (torch.ones_like, "in every entry"),
+    ):
+        verdict = judge(question_id, broken(question_id, change))
+        assert verdict.points == 0
+        assert verdict.details["named"] or words in verdict.cause, verdict.cause
+
+
+@pytest.mark.parametrize("question_id", IDS)
+@pytest.mark.parametrize("number", [0.0, 1.0, 0.5])
+def test_a_constant_answer_never_passes(question_id, number):
+    verdict = judge(question_id, broken(question_id, lambda x: torch.full_like(x, number)))
+    assert verdict.points == 0
+    assert "unknown" not in verdict.cause or number
+
+
+@pytest.mark.parametrize(
+    "question_id", [i for i in IDS if any(c.differentiable for c in cases_for(i))]
+)
 def test_a_detached_answer_loses_points(question_id):
     verdict = judge(question_id, broken(question_id, torch.Tensor.detach))
     assert failed(verdict) == "gradient"
     assert 0 < verdict.points < verdict.max_points
-    assert "gradient" in verdict.cause
+    assert "gradient" in verdict.cause or verdict.details["named"]
 
 
 @pytest.mark.parametrize("question_id", IDS)
 def test_an_answer_that_writes_into_its_inputs_loses_points(question_id):
+    """After it has computed the right thing: what is graded is that the inputs are changed."""
     function = right(question_id)
 
     def answer(*args, **knobs):
-        result = function(*args, **knobs)
-        args[0].add_(1.0)
+        with torch.no_grad():
+            result = function(*args, **knobs)
+        for arg in args:
+            arg.detach().copy_(torch.where(arg.bool(), 0, 1).to(arg.dtype))
         return result
 
     verdict = judge(question_id, answer)
-    assert failed(verdict) in ("inputs", "gradient", "runs")
+    assert failed(verdict) in ("inputs", "gradient")
+    assert "in place" in verdict.cause
     assert verdict.points < verdict.max_points
 
 
-@pytest.mark.parametrize("question_id", [i for i in IDS if i != "hw1/optimal_baseline"])
+@pytest.mark.parametrize("question_id", SEVERAL_AXES)
 def test_an_answer_that_only_works_for_a_square_batch_is_refused(question_id):
+    def before(args):
+        i = next(i for i, arg in enumerate(args) if arg.dim() > 1)
+        args[i] = args[i] + 0 * args[i].transpose(0, 1)
+
+    verdict = judge(question_id, broken(question_id, same_kind, before=before))
+    assert (verdict.points, failed(verdict)) == (0, "runs")
+    assert "must match" in verdict.cause
+
+
+@pytest.mark.parametrize("question_id", MASKED)
+def test_an_answer_that_ignores_the_mask_is_refused(question_id):
+    place = [n.strip() for n in QUESTIONS[question_id].signature.strip("()").split(",")].index(
+        "mask"
+    )
+
+    def before(args):
+        args[place] = torch.ones_like(args[place])
+
+    verdict = judge(question_id, broken(question_id, same_kind, before=before))
+    assert not verdict.passed
+    assert failed(verdict) in ("value", "finite", "padding")
+
+
+@pytest.mark.parametrize("question_id", IDS)
+def test_an_answer_that_knows_only_the_visible_inputs_is_refused(question_id):
+    """It gives the right values for each input that a learner can see, and zeros for others."""
+    known = {}
+    for case in cases_for(question_id, cases="visible"):
+        key = [(tuple(a.shape), a.nan_to_num().double().sum().item()) for a in case.args]
+        known[str(key)] = None
     function = right(question_id)
 
     def answer(*args, **knobs):
+        key = [(tuple(a.shape), a.detach().nan_to_num().double().sum().item()) for a in args]
         result = function(*args, **knobs)
-        return result + torch.zeros(result.shape[:2]).T
+        if str(key) in known:
+            return result
+        changed = tuple(torch.zeros_like(x) for x in parts(result))
+        return changed if len(changed) > 1 else changed[0]
 
-    verdict = judge(question_id, answer)
-    assert not verdict.passed
-    assert failed(verdict) == "runs"
-    assert "must match" in verdict.cause
+    assert judge(question_id, answer, cases="visible").passed
+    for seed in (0, 1):
+        verdict = judge(question_id, answer, seed=seed)
+        assert verdict.points == 0
 
 
 @pytest.mark.parametrize("question_id", IDS)
@@ -201,13 +302,53 @@ def test_what_is_no_tensor_of_the_right_shape_is_refused_in_words(question_id, r
 
 
 @pytest.mark.parametrize("question_id", IDS)
-def test_integers_nan_and_a_missing_function_end_in_the_right_check(question_id):
-    rounded = broken(question_id, lambda x: x.round().long())
-    assert failed(judge(question_id, rounded)) == "floating"
-    assert failed(judge(question_id, broken(question_id, lambda x: x * math.nan))) == "finite"
+def test_dtype_nan_and_a_missing_function_end_in_the_right_check(question_id):
+    odd = {
+        "floating": lambda x: x.round().long(),
+        "bool": lambda x: x.double(),
+        "mask": lambda x: x * (1 + 0j),
+    }[QUESTIONS[question_id].result]
+    verdict = judge(question_id, broken(question_id, odd))
+    assert failed(verdict) == "floating"
+    assert "dtype" in verdict.cause
+    if QUESTIONS[question_id].result != "bool":
+        verdict = judge(question_id, broken(question_id, lambda x: x.double() * math.nan))
+        assert failed(verdict) == "finite"
+        assert "NaN" in verdict.cause or verdict.details["named"]
     for nothing in (None, 3, "name"):
         verdict = judge(question_id, nothing)
         assert (verdict.points, failed(verdict)) == (0, "callable")
+
+
+@pytest.mark.parametrize("question_id", IDS)
+def test_an_exception_is_called_one(question_id):
+    def answer(*args, **knobs):
+        raise ValueError("no idea")
+
+    verdict = judge(question_id, answer)
+    assert (verdict.points, failed(verdict)) == (0, "runs")
+    assert "ValueError: no idea (line" in verdict.cause
+
+
+@pytest.mark.parametrize("question_id", IDS)
+def test_an_error_on_one_input_alone_costs_all_points(question_id):
+    """One entry off by 3 % of the answer's size, on the last of the final inputs only."""
+    cases = [c for c in cases_for(question_id) if not c.stability]
+    function, calls = right(question_id), []
+
+    def answer(*args, **knobs):
+        calls.append(1)
+        result = parts(function(*args, **knobs))
+        if len(calls) == len(cases_for(question_id)):
+            first = result[0].clone().flatten()
+            size = result[0].abs().max() if result[0].dtype is not torch.bool else 1
+            step = max(size, 1) * 0.03 if first.is_floating_point() else 1
+            first[-1] = ~first[-1] if first.dtype is torch.bool else first[-1] + step
+            result = (first.reshape(result[0].shape), *result[1:])
+        return result if len(result) > 1 else result[0]
+
+    assert cases
+    assert not judge(question_id, answer).passed
 
 
 def test_the_learners_global_settings_and_exits_do_not_matter():
@@ -223,8 +364,9 @@ def test_the_learners_global_settings_and_exits_do_not_matter():
     assert "SystemExit" in verdict.cause
 
 
-@pytest.mark.parametrize("question_id", IDS)
+@pytest.mark.parametrize("question_id", DIGITS)
 def test_half_precision_inside_is_not_accurate_enough(question_id):
+    """Asked where the results are no small whole numbers, which have no digits to lose."""
     answer = broken(question_id, lambda x: x.to(torch.bfloat16).to(x.dtype))
     assert not judge(question_id, answer).passed
 
@@ -282,10 +424,19 @@ def test_right_values_with_a_gradient_into_the_advantages_earn_half():
 
 
 def test_a_gradient_into_constants_is_judged_only_where_the_statement_asks_for_detach():
-    """The other advantage functions never see an input that requires grad."""
+    """Elsewhere no input that is a constant requires grad."""
     for question_id in IDS:
-        constants = [c.constants for c in cases_for(question_id)]
-        assert any(constants) == (question_id == "hw1/reinforce")
+        if any(c.constants for c in cases_for(question_id)):
+            homework = question_id.split("/")[0]
+            source = next((ROOT / "solutions").glob(f"{homework}_*/*.ipynb"))
+            cells = json.loads(source.read_text("utf-8"))["cells"]
+            name = question_id.split("/")[1]
+            place = next(
+                i for i, c in enumerate(cells) if f'check("{question_id}"' in "".join(c["source"])
+            )
+            before = [c for c in cells[:place] if c["id"].endswith("-statement")]
+            text = "".join(before[-1]["source"]) + "".join(cells[place - 1]["source"])
+            assert re.search(r"[Dd]etach|constant", text.split("BEGIN SOLUTION")[0]), name
 
 
 def test_the_softmax_before_the_log_earns_half_and_is_named():
