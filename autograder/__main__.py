@@ -112,6 +112,9 @@ def parser() -> argparse.ArgumentParser:
         "default: as in the last run, at first 0",
     )
     many.add_argument(
+        "--anonymous", action="store_true", help="leave the names out of the class page"
+    )
+    many.add_argument(
         "--not-isolated",
         action="store_true",
         help="run answers where they can read your files and use your network; for systems "
@@ -208,6 +211,7 @@ def run_grade(arguments) -> int:
         again=arguments.again,
         due=parse_due(arguments.due) if arguments.due else None,
         late_penalty=arguments.late_penalty,
+        anonymous=arguments.anonymous,
         progress=Progress(),
     )
     print(summary(release, results, output, isolated=isolated, cpu_seconds=cpu_seconds()))

@@ -218,7 +218,8 @@ class Order:
     jobs : submissions side by side. isolated : False runs answers without isolation.
     again : grade also what is unchanged. due : a new deadline, UTC without a zone; late_penalty :
     the share of the points that each started day costs; None for both: as in the last run, or
-    none. progress : called with (finished, total, student, kept) after each submission.
+    none. anonymous : no names on the class page. progress : called with (finished, total,
+    student, kept) after each submission.
     """
 
     jobs: int = 1
@@ -227,6 +228,7 @@ class Order:
     again: bool = False
     due: datetime | None = None
     late_penalty: float | None = None
+    anonymous: bool = False
     progress: object = None
 
 
@@ -422,7 +424,10 @@ class _Delivery:
         """One page about everyone whose marks are here, also from earlier runs."""
         results = {result.student: result for result in done}
         for student in self.records.students():
-            if student not in results and (record := self.records.read(student)):
+            record = self.records.read(student)
+            if student in results or record is None:
+                continue
+            with contextlib.suppress(gradebook.missing_entry()):  # it may be a new gradebook
                 score = gradebook.score(self.book, self.release, student)
                 results[student] = replace(_from_record(student, record), score=score)
         page = class_page.page(
@@ -430,6 +435,7 @@ class _Delivery:
             [results[student] for student in sorted(results)],
             due=self.book.find_assignment(self.release.name).duedate,
             isolated=order.isolated,
+            anonymous=order.anonymous,
         )
         write_atomically(self.output / "class" / f"{self.release.name}.html", page)
 

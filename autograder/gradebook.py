@@ -190,6 +190,13 @@ def record(
     book.db.commit()
 
 
+def missing_entry() -> type[Exception]:
+    """What `score` raises for a learner who is not in the gradebook."""
+    from nbgrader.api import MissingEntry
+
+    return MissingEntry
+
+
 def score(book, release: Release, student: str) -> Score:
     """One student's points as the gradebook has them."""
     grades = {

@@ -454,6 +454,23 @@ def test_what_is_unchanged_is_not_run_again(graded, tmp_path, examined):
     assert sorted(examined[2:]) == ["ada", "chen", "emil", "fay"]
 
 
+def test_the_class_page_knows_those_of_earlier_runs_that_are_in_the_gradebook(
+    graded, tmp_path, examined
+):
+    output = tmp_path / "out"
+    shutil.copytree(graded[0], output)
+    folder = some(tmp_path / "in", "ada")
+    grade(RELEASE, folder, output, anonymous=True)
+    text = (output / "class" / f"{HOMEWORK}.html").read_text("utf-8")
+    assert "<b>7 of 8</b>" in text
+    assert ">emil<" not in text
+    (output / "gradebook.db").unlink()
+    grade(RELEASE, folder, output)
+    assert "<b>1 of 1</b>" in (output / "class" / f"{HOMEWORK}.html").read_text("utf-8")
+    assert rows(output) == rows(graded[0])
+    assert examined == []
+
+
 @pytest.mark.parametrize(
     "change",
     [
