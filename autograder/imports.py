@@ -26,9 +26,10 @@ def forbidden_imports(source: str) -> list[str]:
     """The packages that this source imports and may not, by name, each once; [] for none.
 
     Finds import statements anywhere (inside functions too); ``from autograder import check`` is no
-    way to an answer. For the course's own packages also
-    ``__import__`` and importlib calls, text handed to exec and eval, ``sys.modules[...]``, and
-    ``check.__globals__``. Where such a call is given a variable, any text of the source counts.
+    way to an answer, ``check.__globals__`` is. For the course's own packages also ``__import__``
+    and importlib calls, text handed to exec and eval, and ``sys.modules[...]``; where such a call
+    is given a variable, any text of the source counts. For numpy also ``.numpy()``: where it is
+    graded, torch has to do without.
     Lines with % or ! are skipped; text that does not parse is searched line by line.
     """
     try:
@@ -53,6 +54,8 @@ def forbidden_imports(source: str) -> list[str]:
             names = NAMED.findall(_text(node.slice))
         elif isinstance(node, ast.Attribute) and _callee(node.value) == "check":
             names = ["autograder"] if node.attr.startswith("__") else []
+        elif isinstance(node, ast.Attribute) and node.attr in ("numpy", "from_numpy", "__array__"):
+            names = ["numpy"]
         else:
             names = []
         roots = [name.partition(".")[0] for name in names]

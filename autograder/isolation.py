@@ -209,7 +209,8 @@ def close_in(proc: int, megabytes: int):
 
 
 def give_up_rights():
-    """For good: no capability, none to be gained, and none of `CALLS`."""
+    """For good: no capability, none to be gained, none of `CALLS`, and no dump after a crash."""
+    call("prctl", DUMPABLE, 0, 0, 0, 0)
     call("prctl", NO_NEW_RIGHTS, 1, 0, 0, 0)
     header = struct.pack("Ii", 0x20080522, 0)  # version 3 of capset, this process
     call("capset", header, bytes(24))
