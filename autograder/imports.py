@@ -28,8 +28,8 @@ def forbidden_imports(source: str) -> list[str]:
     Finds import statements anywhere (inside functions too); ``from autograder import check`` is no
     way to an answer, ``check.__globals__`` is. For the course's own packages also ``__import__``
     and importlib calls, text handed to exec and eval, and ``sys.modules[...]``; where such a call
-    is given a variable, any text of the source counts. For numpy also ``.numpy()``: where it is
-    graded, torch has to do without.
+    is given a variable, any text of the source counts. For numpy also ``.numpy()`` inside a
+    function: where that is graded, torch has to do without.
     Lines with % or ! are skipped; text that does not parse is searched line by line.
     """
     try:
@@ -54,8 +54,8 @@ def forbidden_imports(source: str) -> list[str]:
             names = NAMED.findall(_text(node.slice))
         elif isinstance(node, ast.Attribute) and _callee(node.value) == "check":
             names = ["autograder"] if node.attr.startswith("__") else []
-        elif isinstance(node, ast.Attribute) and node.attr in ("numpy", "from_numpy", "__array__"):
-            names = ["numpy"]
+        elif isinstance(node, ast.FunctionDef):
+            names = ["numpy"] if _attributes(node) & {"numpy", "from_numpy"} else []
         else:
             names = []
         roots = [name.partition(".")[0] for name in names]
@@ -66,6 +66,11 @@ def forbidden_imports(source: str) -> list[str]:
 def _callee(function: ast.expr) -> str:
     """The last name of ``f`` or ``a.b.f``."""
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _attributes(node: ast.AST) -> set[str]:
+    """All names behind a dot."""
+    return {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
 
 
 def _text(node: ast.expr) -> str:

@@ -29,6 +29,7 @@ from autograder.cases import Case
 from autograder.checks import refused_imports
 from autograder.discover import Found
 from autograder.grade import Examiner, checked_release, grade
+from autograder.imports import forbidden_imports
 from autograder.normalise import normalise
 from autograder.sandbox import Cell, Limits, Run, Sandbox, encode_cases, isolation, read_outcomes
 
@@ -1314,6 +1315,9 @@ SMUGGLED = {
     "exec(code)\nready = leave_one_out\ndef leave_one_out(rewards):\n    return ready(rewards)",
     "a module that is loaded": "import sys\ndef leave_one_out(rewards):\n"
     "    return sys.modules['policy_gradients'].advantages.leave_one_out(rewards)",
+    "numpy through torch": "def leave_one_out(rewards):\n    n = rewards.shape[1]\n"
+    "    total = rewards.numpy().sum(1, keepdims=True)\n"
+    "    return rewards - (torch.from_numpy(total) - rewards) / (n - 1)",
     "through check": "from autograder import check\nfind = check.__globals__['find']\n"
     "def leave_one_out(rewards):\n    return find('hw1/leave_one_out').reference(rewards)",
 }
@@ -1323,7 +1327,7 @@ SMUGGLED = {
 def test_check_and_grade_refuse_the_same_borrowed_answers(name):
     code = SMUGGLED[name] if "def " in SMUGGLED[name] else f"{SMUGGLED[name]}\n{BORROWED}"
     rewards = torch.tensor([[1.0, 2.0, 6.0], [0.0, 3.0, 9.0]], dtype=torch.float64)
-    space = {}
+    space = {"torch": torch}
     linecache.cache["<cell>"] = (len(code), None, code.splitlines(True), "<cell>")
     exec(compile(code, "<cell>", "exec"), space)
     answer = space["leave_one_out"]
@@ -1331,6 +1335,10 @@ def test_check_and_grade_refuse_the_same_borrowed_answers(name):
     assert refused_imports(answer)
     graded = normalise(checked_release(HOMEWORK), notebook(code).encode())
     assert "An answer may use torch" in graded.answers["hw1/leave_one_out"].problem
+
+
+def test_looking_at_numbers_beside_the_answer_is_no_borrowing():
+    assert not forbidden_imports(f"{RIGHT}\nprint(leave_one_out(torch.eye(3)).numpy())")
 
 
 BORROWED = "ready = leave_one_out\ndef leave_one_out(rewards):\n    return ready(rewards)"
