@@ -662,6 +662,13 @@ def test_a_mistake_outside_the_catalogue_is_described_or_unknown_but_not_named(n
     assert verdict.details["hint"]
 
 
+@pytest.mark.parametrize("kept", [torch.zeros, torch.ones])
+def test_a_filter_without_a_question_to_its_input_is_refused(kept):
+    for cases in ("visible", "final"):
+        verdict = judge("hw3/dapo_filter", lambda c, **knobs: kept(len(c)).bool(), cases=cases)
+        assert verdict.points == 0
+
+
 def test_answers_that_no_question_may_accept():
     """Nothing, the negated, twice, half, without a graph; one that writes into its input."""
     for question in HW3:
