@@ -39,6 +39,7 @@ bench: setup ## measure speed (`pip install trl==1.16.0` for TRL's part, chromiu
 	@$(RUN) -m benchmarks.trainer_step
 	@$(RUN) -m benchmarks.generation
 	@$(RUN) -m benchmarks.logprob_memory
+	@$(RUN) -m benchmarks.grading
 	@$(RUN) -m benchmarks.widget_latency
 
 lint: setup ## check style with ruff
