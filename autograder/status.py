@@ -126,12 +126,18 @@ def _state(path: Path, release: Release, examiner: Examiner) -> State:
         result.marks,
         result.notes,
         {release.cells[i].grade_id: release.cells[i].grade_id in written for i in release.written},
-        {c.cell_id: _ran(c, cells) for c in release.cells if _is_experiment(c)},
+        {c.cell_id: _ran(c, cells) for c in experiments(release)},
     )
 
 
-def _is_experiment(cell: Cell) -> bool:
-    return cell.kind == "code" and cell.cell_id.startswith(EXPERIMENTS)
+def experiments(release: Release) -> list[Cell]:
+    """The code cells that are only to be run: no answers, no checks."""
+    others = {i for q in release.questions for i in (q.answer, q.check)}
+    return [
+        cell
+        for index, cell in enumerate(release.cells)
+        if cell.kind == "code" and index not in others and cell.cell_id.startswith(EXPERIMENTS)
+    ]
 
 
 def _ran(ours: Cell, cells: list[Cell]) -> bool:
