@@ -37,7 +37,6 @@ NOT_ISOLATED = (
     "NOT ISOLATED: answers run in child processes with time and memory limits, but they can read "
     "your files and use your network. Grade people you trust, or run this in a container."
 )
-ISOLATION = NOT_ISOLATED  # its former name
 
 
 @dataclass(frozen=True)

@@ -1248,6 +1248,7 @@ def notebook(answer: str, **changes) -> str:
     return json.dumps(content)
 
 
+@pytest.mark.slow  # 26 submissions, some of which use up their time
 def test_tricks_and_harm_gain_no_points_and_stop_nobody(world, tmp_path, monkeypatch):
     monkeypatch.setenv("POLICY_GRADIENTS_GRADING_KEY", str(tmp_path / "config" / "grading.key"))
     submissions, output = tmp_path / "submissions", tmp_path / "graded"
