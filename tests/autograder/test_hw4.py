@@ -580,7 +580,7 @@ def test_the_experiment_shows_what_the_report_says(cells):
 def test_a_pasted_loss_is_used_and_a_wrong_one_is_not(cells):
     """Which loss a run takes is decided by the check of hw3/grpo_loss."""
     decide = cells["experiment-run"]
-    decide = decide[decide.index("passed = judge") : decide.index('print("the start of')]
+    decide = decide[decide.index("passed = judge") : decide.index('print("the start: ')]
     own = "    return library_loss(logp, logp_old, advantages, mask, **knobs)"
     assert own in cells["experiment-loss"]
     for body, expected in [
