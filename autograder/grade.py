@@ -385,7 +385,8 @@ class _Delivery:
         score = gradebook.score(self.book, self.release, result.student)
         result = replace(result, score=score, stamped=found.stamped)
         if result.notebook is not None:
-            text = json.dumps(with_verdicts(result), indent=1, ensure_ascii=False) + "\n"
+            notebook = with_verdicts(self.release, result)
+            text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
             write_atomically(self._notebook(result.student), text)
         page = self.output / "feedback" / result.student / f"{self.release.name}.html"
         write_atomically(page, feedback.page(self.release, result, score))
@@ -453,18 +454,14 @@ def remarks(result: Result) -> list[str]:
     return [*result.notes, *filter(None, [result.replaces]), *stopped]
 
 
-def with_verdicts(result: Result) -> dict:
-    """The normalised notebook with each verdict under its check cell, as formgrader shows it.
-
-    formgrader passes the HTML in a written answer through to the grader's browser. A space after
-    each "<" makes it text, and changes neither formulas nor code to the eye.
-    """
-    notebook = result.notebook
+def with_verdicts(release: Release, result: Result) -> dict:
+    """The normalised notebook with each verdict under its check cell, as formgrader shows it."""
+    notebook, ours = result.notebook, {cell.source for cell in release.cells}
     marks = {m.grade_id: m for m in result.marks}
     for cell in notebook["cells"]:
         if cell["cell_type"] != "code":
-            if cell["metadata"].get("nbgrader", {}).get("solution"):
-                cell["source"] = re.sub(r"<(?=[^\s=<])", "< ", "".join(cell["source"]))
+            if (text := "".join(cell["source"])) not in ours:
+                cell["source"] = disarmed(text)
             continue
         cell["outputs"], cell["execution_count"] = [], None
         mark = marks.get(cell["metadata"].get("nbgrader", {}).get("grade_id"))
@@ -472,6 +469,17 @@ def with_verdicts(result: Result) -> dict:
             text = f"{mark.points:g} of {mark.max_points:g} points. {mark.cause}".rstrip() + "\n"
             cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": text}]
     return notebook
+
+
+def disarmed(markdown: str) -> str:
+    """A learner's text without HTML, links and pictures, which may hold scripts.
+
+    formgrader passes them through to the grader's browser. A space makes them text: `< b>`,
+    `[here] (address)`; formulas and code keep their looks.
+    """
+    text = re.sub(r"<(?=[^\s=<])", "< ", markdown)
+    text = re.sub(r"\](?=[(:])", "] ", text)
+    return re.sub(r"\\href\b", "href", text)  # a link in a formula
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import os
+import re
 import shutil
 import socket
 import sqlite3
@@ -23,7 +24,7 @@ from autograder import gradebook, secret
 from autograder.cases import collect
 from autograder.discover import copy_number, discover
 from autograder.examples.make import make
-from autograder.grade import Examiner, _fits, checked_release
+from autograder.grade import Examiner, _fits, checked_release, disarmed
 from autograder.grade import grade as grade_class
 from autograder.judge import cases_for
 from autograder.kept import Kept
@@ -823,6 +824,28 @@ def test_html_in_a_written_answer_is_text_in_formgrader(graded, tmp_path):
     assert "<script" not in shown
     assert "</div" not in shown
     assert "x&lt;=y" in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<img src=x onerror=alert(1)>", "a</div><script>alert(1)</script>", "<<b>", "<!-- x -->",
+        "[x](javascript:alert(1))", "[x](java&#115;cript:alert(1))", "![x](http://tracker/1)",
+        "[x]: javascript:alert(1)\n\n[x] and [y][x]", "<javascript:alert(1)>",
+        "[a\n](javascript:alert(1))", "[![x](y)](javascript:alert(1))", "```\na\n```\n<b>",
+        r"$\href{javascript:alert(1)}{x}$",
+    ],
+)  # fmt: skip
+def test_nothing_of_a_learner_is_active_in_formgrader(text):
+    from nbconvert.filters import markdown2html
+
+    def active(markdown):
+        shown = markdown2html(markdown)
+        shown = re.sub(r'<a href="http://[^"]*">([^<]*)</a>', r"\1", shown)  # a bare address
+        return re.search(r"<(?!/?(?:p|code|pre|div|span)\b)|<[^>]*(href|on\w+)=|\\href", shown)
+
+    assert active(text)
+    assert not active(disarmed(text))
 
 
 # nbgrader's formgrader on the result.
