@@ -254,8 +254,8 @@ def pattern(maps: list[Map]) -> tuple[str, str] | None:
     wrong = [m for m in maps if not bool(m.right.all())]
     if not wrong:
         return None
-    for look in (flips, _entries, _spread, _row_factor, _dead_or_alive, _shifted, _reordered,
-                 _place, _free_factor, _nearly):  # fmt: skip
+    for look in (flips, _entries, _spread, _row_factor, _line_offset, _dead_or_alive, _shifted,
+                 _reordered, _place, _free_factor, _nearly, _one_sided):  # fmt: skip
         if found := look(wrong):
             return found
     return None
@@ -454,6 +454,22 @@ def _nearly(maps):
     )
 
 
+def _one_sided(maps):
+    """Wrong in one direction only; the least that can be said."""
+    gaps = torch.cat([(m.got - m.want)[~m.right] for m in maps])
+    if 0.5 ** (len(gaps) - 1) > CHANCE or not (bool((gaps > 0).all()) or bool((gaps < 0).all())):
+        return None
+    word, other = ("large", "small") if gaps[0] > 0 else ("small", "large")
+    entries = sum(m.got.numel() for m in maps)
+    if len(gaps) == entries:
+        return f"is too {word} in every entry", "Is something counted twice, or left out?"
+    return (
+        f"is too {word} in {len(gaps)} of {entries} entries, never too {other}",
+        "Take one of these entries and compute it by hand: what is counted that must not be, or "
+        "left out?",
+    )
+
+
 def _row_factor(maps):
     if not any(m.got.dim() == 2 and m.got.shape[1] > 2 for m in maps):
         return None  # rows of two numbers that add up to 0 have a factor by accident
@@ -482,6 +498,22 @@ def _row_factor(maps):
         "is the right one times a factor of its own for each row",
         "A factor per row follows the row's length or spread: look at what is divided by what.",
     )
+
+
+def _line_offset(maps):
+    """got = want + one amount per row, or per column."""
+    if any(m.got.dim() != 2 or m.valid is not None for m in maps):
+        return None
+    for axis, line in ((1, "row"), (0, "column")):
+        long = any(m.got.shape[axis] > 2 for m in maps)
+        if long and all(
+            m.close(m.got - m.want, (m.got - m.want).mean(axis, keepdim=True)) for m in maps
+        ):
+            return (
+                f"is off by one amount per {line}, the same all along it",
+                f"Something was added to, or subtracted from, each {line}: another baseline?",
+            )
+    return None
 
 
 def _ends_of_rows(m: Map):

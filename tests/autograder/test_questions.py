@@ -76,6 +76,46 @@ def test_the_verdict_says_the_mistakes_own_cause_and_hint(question_id):
             assert verdict.details["lecture"] == mistake.lecture
 
 
+@pytest.mark.parametrize("question_id", IDS)
+def test_a_mistake_that_is_not_in_the_catalogue_is_never_given_another_name(
+    question_id, monkeypatch
+):
+    """Each mistake in turn is taken out, and an answer that makes it is judged.
+
+    A name is right only if what it stands for does the very same on other inputs too (entries that
+    are NaN in the answer left out); else the verdict describes the numbers or says "unknown".
+    """
+    question = QUESTIONS[question_id]
+    cases = cases_for(question_id)
+    others = [c for seed in (21, 22) for c in cases_for(question_id, seed=seed) if not c.stability]
+    described = 0
+    for mistake in question.mistakes:
+        rest = tuple(m for m in question.mistakes if m is not mistake)
+        less = replace(question, mistakes=rest)
+        monkeypatch.setitem(QUESTIONS, question_id, less)
+        verdict = verdict_of(less, [mistake.name], cases, question.variants[0])
+        named = verdict.details["named"]
+        described += "unknown" not in verdict.cause
+        assert verdict.points < verdict.max_points
+        assert mistake.cause not in verdict.cause
+        assert verdict.details["hint"]
+        if named:
+            for case in others:
+                ours, theirs = (
+                    collect(partial(question.buggy, mistakes=frozenset(x)), [case])[0].value
+                    for x in ([mistake.name], named)
+                )
+                seen = ~ours.isnan()
+                torch.testing.assert_close(ours[seen], theirs[seen], rtol=1e-5, atol=1e-6)
+        else:
+            assert verdict.cause.startswith(SAID), verdict.cause
+    assert described >= DESCRIBED * len(question.mistakes)
+
+
+SAID = ("The ", "On ", "Right in float64")  # describe's sentences; "The cause is unknown" too
+DESCRIBED = 0.25  # of a question's mistakes; the rest is called unknown
+
+
 def test_measure_counts_what_is_confused_and_what_passes(monkeypatch):
     """A catalogue with a double and with a mistake that is none falls below every bar."""
     question = QUESTIONS["hw1/batch_centered"]
