@@ -227,8 +227,12 @@ def _ids(released, homework: str) -> tuple[str, str]:
     if sorted(wanted) != sorted(graded):
         odd = sorted(set(wanted) ^ set(graded)) or sorted(graded)
         return FAILURE, f"questions and graded cells do not correspond: {', '.join(odd)}"
-    points = sum(q.points for q in (*released.questions, *released.manual))
-    return OK, f"{len(graded)} questions, each with its graded cell; {points:g} points in all"
+    bonus = sum(QUESTIONS[name].points for name in graded if QUESTIONS[name].bonus)
+    points = sum(q.points for q in (*released.questions, *released.manual)) - bonus
+    worth = f"{points:g} points" + (f" and {bonus:g} of bonus" if bonus else "")
+    if points != 20:
+        return WARNING, f"{len(graded)} questions; {worth}, where a homework has 20"
+    return OK, f"{len(graded)} questions, each with its graded cell; {worth}"
 
 
 def _touched(released) -> bytes:
