@@ -44,13 +44,15 @@ def report(ids: list[str], measure: Callable) -> int:
     """Measure, print a line per question and the bars; 0 when all are met, else 1.
 
     measure : question id -> row with mistakes, killed, named, pairs, pairs_named,
-        pairs_wrongly_named (counts) and confusable (groups of names that no case tells apart).
+        pairs_wrongly_named (counts), confusable (groups of names that no case tells apart) and
+        problems (sentences).
     """
     rows, problems = [], []
     for number, name in enumerate(ids, 1):
         progress(f"{number}/{len(ids)} {name}")
         rows.append(measure(name))
-        problems += [f"{name}: {text}" for text in below(rows[-1])]
+        if found := below(rows[-1]):
+            problems += [f"{name}: {text}" for text in (*found, *rows[-1].problems[:5])]
     progress("")
     lines = [_line(name, row) for name, row in zip(ids, rows, strict=True)]
     lines.append(_total(rows))

@@ -199,7 +199,7 @@ def test_status_of_the_release_and_of_a_finished_homework(tmp_path, capsys):
 def row(mistakes=10, killed=10, named=10, pairs=20, pairs_named=20, wrong=0, confusable=()):
     return SimpleNamespace(
         mistakes=mistakes, killed=killed, named=named, pairs=pairs, pairs_named=pairs_named,
-        pairs_wrongly_named=wrong, confusable=confusable,
+        pairs_wrongly_named=wrong, confusable=confusable, problems=("twice is called half",),
     )  # fmt: skip
 
 
@@ -218,6 +218,7 @@ def test_the_catalogue_fails_below_its_bars(numbers, words, capsys):
     exit_code = report(["hw1/leave_one_out"], lambda name: row(**numbers))
     out = capsys.readouterr().out
     assert words in out
+    assert ("twice is called half" in out) == bool(exit_code)
     assert exit_code == ("Below the bars" in out) == (not {*numbers} <= {"confusable"})
 
 
