@@ -1346,7 +1346,7 @@ BORROWED = "ready = leave_one_out\ndef leave_one_out(rewards):\n    return ready
 
 
 @pytest.mark.parametrize("isolated", [True, False])
-def test_a_killed_grader_leaves_no_process(isolated, missing):
+def test_a_killed_grader_leaves_no_process(isolated, missing, tmp_path):
     if isolated and isolation():
         missing("isolation", isolation())
     source = f"""
@@ -1360,7 +1360,8 @@ with Sandbox(isolated={isolated}) as sandbox:
     answer = "import time\\ntime.sleep(60)"
     sandbox.run([Cell("answer", answer)], "answer", "f", cases)
 """
-    grader = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE)
+    place = os.environ | {"TMPDIR": str(tmp_path)}  # its folder stays behind
+    grader = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, env=place)
     assert grader.stdout.readline() == b"ready\n"
     deadline = time.monotonic() + 60
     while len(left := children(grader.pid)) < 2 + isolated and time.monotonic() < deadline:
