@@ -119,7 +119,12 @@ def duration(late: timedelta) -> str:
 def homework_title(name: str) -> str:
     """hw1_policy_gradient -> Homework 1: policy gradient."""
     match = re.fullmatch(r"hw(\d+)_(\w+)", name)
-    return f"Homework {match[1]}: {match[2].replace('_', ' ')}" if match else name
+    return f"Homework {match[1]}: {_title(match[2])}" if match else name
+
+
+def _title(name: str) -> str:
+    """values_and_gae -> values and GAE."""
+    return " ".join(w.upper() if w in ("gae", "kl", "ppo") else w for w in name.split("_"))
 
 
 def _notes(result, score) -> str:
@@ -148,7 +153,11 @@ def _written(release, score) -> str:
         comment = score.comments.get(label)
         if not comment and not worth.get(label):
             continue
-        points = f"<b>{score.by_cell[label]:g}</b> / {worth[label]:g}" if worth.get(label) else ""
+        points = ""
+        if worth.get(label):
+            open_ = label in score.waiting and not score.by_cell[label]
+            earned = "not graded yet" if open_ else f"<b>{score.by_cell[label]:g}</b>"
+            points = f"{earned} / {worth[label]:g}"
         cards.append(f"""<section class="card written">
 <div class="head"><div class="badge" role="img" aria-label="written answer">✎</div>
 <div class="title">{_h(label.replace("_", " ").capitalize())}</div>
@@ -212,7 +221,7 @@ def lecture_reference(lecture: str, *, file: bool = True) -> str:
     name = LECTURES.get(number)
     if name is None:
         return _h(lecture)
-    title = name.partition("_")[2].replace("_", " ")
+    title = _title(name.partition("_")[2])
     place = f" (<code>lectures/{_h(name)}.ipynb</code>)" if file else ""
     return _h(f"Lecture {number}, {title}{tag}") + place
 

@@ -30,7 +30,7 @@ class Score:
     """What the gradebook says about one learner: automatic and manual points together.
 
     total : after the penalty. maximum : without bonus questions.
-    by_cell : grade id -> points. pending : answers that wait for a grader.
+    by_cell : grade id -> points. waiting : grade ids of what waits for a grader.
     comments : grade id of an answer cell -> what a grader wrote there in formgrader.
     late : time after the deadline; zero in time, or without one. penalty : points off for it.
     """
@@ -38,10 +38,15 @@ class Score:
     total: float
     maximum: float
     by_cell: dict[str, float]
-    pending: int
+    waiting: frozenset[str]
     comments: dict[str, str]
     late: timedelta = timedelta(0)
     penalty: float = 0.0
+
+    @property
+    def pending(self) -> int:
+        """How many answers wait for a grader."""
+        return len(self.waiting)
 
 
 def parse_due(text: str) -> datetime:
@@ -215,7 +220,7 @@ def score(book, release: Release, student: str) -> Score:
         total=sum(float(g.score or 0.0) for g in grades.values()) - penalty,
         maximum=sum(float(g.max_score) for g in grades.values()),
         by_cell={name: float(g.score or 0.0) for name, g in grades.items()},
-        pending=sum(bool(g.needs_manual_grade) for g in grades.values()),
+        waiting=frozenset(name for name, g in grades.items() if g.needs_manual_grade),
         comments={label: text for label, text in comments.items() if text},
         late=timedelta(seconds=submission.total_seconds_late),
         penalty=penalty,

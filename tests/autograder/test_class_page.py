@@ -49,7 +49,7 @@ def learner(name, changes=(), late=timedelta(0), **more):
     """A result and its score; `changes` : marks in place of right ones."""
     marks = tuple((RIGHT | {m.id: m for m in changes}).values())
     points = {m.grade_id: m.points for m in marks}
-    score = Score(sum(points.values()), 20.0, points, 0, {}, late)
+    score = Score(sum(points.values()), 20.0, points, frozenset(), {}, late)
     return Result(name, marks, file="x", score=score, **more)
 
 
@@ -65,7 +65,7 @@ def group():
         mark(q, "not run", refusal(q.id, "There was nothing to run.")) for q in RELEASE.questions
     )
     for name, file in (("torn", "x"), ("absent", "")):
-        zero = Score(0.0, 20.0, {q.grade_id: 0.0 for q in RELEASE.questions}, 0, {})
+        zero = Score(0.0, 20.0, {q.grade_id: 0.0 for q in RELEASE.questions}, frozenset(), {})
         notes = ("The file is damaged.",) if file else ("No notebook was handed in.",)
         learners.append(Result(name, nothing, notes, empty=True, file=file, score=zero))
     return learners
@@ -174,3 +174,6 @@ def test_the_statement_reads_as_a_place():
     )
     assert lecture_reference("the statement") == "The statement of this question"
     assert lecture_reference("02, [BL-8]").startswith("Lecture 02, baselines and advantages, equa")
+    assert (
+        lecture_reference("06, [GAE-1]", file=False) == "Lecture 06, values and GAE, equation GAE-1"
+    )

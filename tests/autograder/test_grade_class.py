@@ -930,6 +930,7 @@ def test_formgrader_asks_for_the_manual_question_and_its_points_reach_the_learne
     assert "0 of 3 points. Not answered yet" in shown
     assert rows(output)["eve"]["note"].endswith("1 answer(s) to be graded by hand.")
 
+    assert "not graded yet / 4" in page(output, "eve")
     grades = json.loads(ask(f"api/grades?submission_id={eve['id']}"))
     (wanted,) = [g for g in grades if g["name"] == label]
     assert wanted["needs_manual_grade"]
