@@ -6,6 +6,7 @@ standard library, and knows no reference, no expected value and no tolerance. `C
 process boundary in any plain format.
 """
 
+import contextlib
 import traceback
 from dataclasses import dataclass, field
 
@@ -88,6 +89,31 @@ def _outcome(function, case: Case) -> Outcome:
         return _called(function, case)
 
 
+@contextlib.contextmanager
+def torch_as_it_was():
+    """Undo what a block sets for all of torch: default dtype and device, modes, threads, seed."""
+    state = torch.get_rng_state()
+    settings = [(get(), get, put) for get, put in SETTINGS]
+    gradients = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        for before, get, put in settings:
+            if get() != before:
+                put(before)
+        torch.set_grad_enabled(gradients)
+        torch.set_rng_state(state)
+
+
+SETTINGS = (
+    (torch.get_default_device, torch.set_default_device),  # first: others make tensors
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+)
+
+
 def _called(function, case: Case) -> Outcome:
     tracked = case.differentiable + case.constants
     leaves = [a.clone().requires_grad_(i in tracked) for i, a in enumerate(case.args)]
@@ -97,7 +123,8 @@ def _called(function, case: Case) -> Outcome:
     knobs = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in case.knobs.items()}
     watched = [*given, *(v for v in knobs.values() if isinstance(v, torch.Tensor))]
     try:
-        result = function(*given, **knobs)
+        with torch_as_it_was():
+            result = function(*given, **knobs)
         value, kind = _plain(result)
     except (Exception, SystemExit) as error:
         modified = _modified(watched, case.tensors, tracked)

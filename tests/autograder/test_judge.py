@@ -371,6 +371,61 @@ def test_half_precision_inside_is_not_accurate_enough(question_id):
     assert not judge(question_id, answer).passed
 
 
+def everything_set():
+    return (
+        torch.get_default_device(),
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.get_deterministic_debug_mode(),
+        torch.is_anomaly_enabled(),
+        torch.is_grad_enabled(),
+        torch.get_rng_state().tolist(),
+    )
+
+
+@pytest.mark.parametrize("ending", ["return", "raise", "interrupt", "too long"])
+def test_check_leaves_torch_as_it_was_and_judges_what_changes_it(ending, monkeypatch, capsys):
+    """Printed text, warnings and global settings of an answer reach nobody else."""
+    import signal
+    import warnings
+
+    if ending == "too long":
+        monkeypatch.setattr("autograder.checks.SECONDS", 0.5)
+
+    def batch_centered(rewards):
+        print("seen")
+        warnings.warn("careful", stacklevel=1)
+        result = rewards - rewards.mean()
+        torch.manual_seed(7)
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        torch.set_deterministic_debug_mode("error")
+        torch.autograd.set_detect_anomaly(True)
+        torch.set_num_threads(3)
+        torch.set_default_device("meta")
+        if ending == "raise":
+            raise ValueError("no")
+        if ending == "interrupt":
+            raise KeyboardInterrupt
+        while ending == "too long":
+            pass
+        return result
+
+    before, handler = everything_set(), signal.getsignal(signal.SIGALRM)
+    running = signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if ending == "interrupt":
+            with pytest.raises(KeyboardInterrupt):
+                check("hw1/batch_centered", batch_centered)
+        else:
+            assert check("hw1/batch_centered", batch_centered).passed == (ending == "return")
+    assert everything_set() == before
+    assert signal.getsignal(signal.SIGALRM) == handler
+    assert (signal.getitimer(signal.ITIMER_REAL)[0] > 0) == running
+    assert "seen" in capsys.readouterr().out
+
+
 def test_an_unanswered_question_is_called_unanswered():
     def reinforce(logp, advantages):
         raise NotImplementedError
