@@ -255,7 +255,7 @@ def pattern(maps: list[Map]) -> tuple[str, str] | None:
     if not wrong:
         return None
     for look in (flips, _entries, _spread, _row_factor, _line_offset, _dead_or_alive, _shifted,
-                 _reordered, _place, _free_factor, _nearly, _one_sided):  # fmt: skip
+                 _reordered, _place, _free_factor, _nearly, _never, _one_sided):  # fmt: skip
         if found := look(wrong):
             return found
     return None
@@ -452,6 +452,21 @@ def _nearly(maps):
         f"is close to the right one (within {100 * worst:.1g} %), but not equal",
         "Is something rounded, computed in half precision, or a small term added?",
     )
+
+
+def _never(maps):
+    """No entry of a sign that many right ones have."""
+    for sign, word in ((-1, "negative"), (1, "positive")):
+        if any(bool((sign * m.got > CLOSE * m.scale).any()) for m in maps):
+            continue
+        count = sum(int((sign * m.want > CLOSE * m.scale).sum()) for m in maps)
+        if count >= 10:
+            entries = sum(m.want.numel() for m in maps)
+            return (
+                f"is never {word}, although the right one is in {count} of {entries} entries",
+                "Is something clamped, squared, or taken without its sign?",
+            )
+    return None
 
 
 def _one_sided(maps):

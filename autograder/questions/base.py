@@ -6,7 +6,11 @@ reference. Write ``buggy`` apart from the reference, so that a test can compare 
 inputs on which every mistake shows: sizes that differ from each other, knobs off their defaults,
 no ratio or difference that is accidentally 1 or 0. Mistakes that are nothing new together (one
 undoes or hides the other) go into ``excludes``. Two mistakes that no case tells apart are reported
-as "A or B"; add a case that separates them.
+as "A or B"; add a case that separates them. `python -m autograder catalogue ID` measures all this.
+
+What is no known mistake is described by how its numbers differ (`autograder.patterns`). That uses
+the names in the signature: an argument called ``mask`` lets it say "on the last valid token", one
+that holds only 0 and 1 "where done is 1". So name arguments as the library does.
 """
 
 import hashlib
