@@ -312,8 +312,12 @@ def bt_exchanged(chosen, rejected, *, margin=0.0):
     return F.softplus(chosen - rejected + margin)
 
 
+def bt_softplus_of_x(chosen, rejected, *, margin=0.0):
+    return F.softplus(chosen - rejected - margin)
+
+
 def dpo_with(h_of, smooth=lambda h, e: (1 - e) * F.softplus(-h) + e * F.softplus(h)):
-    """An answer that computes its margin by ``h_of(c, r, c_ref, r_ref, beta)``."""
+    """An answer that computes h by ``h_of(c, r, c_ref, r_ref, beta)``."""
 
     def answer(chosen, rejected, chosen_ref, rejected_ref, *, beta, label_smoothing=0.0):
         return smooth(h_of(chosen, rejected, chosen_ref, rejected_ref, beta), label_smoothing)
@@ -371,6 +375,22 @@ def multiset(x, y):
     return hack_proof_reward(x, y).clamp(max=x.shape[-1])
 
 
+def sorted_places(x, y):
+    return (x.sort(-1).values == y.sort(-1).values).sum(-1)
+
+
+def counted(x, y, axis=-2, numbers=500):
+    asked, given = ((t[..., None] == torch.arange(numbers)).sum(axis) for t in (x, y))
+    return torch.minimum(asked, given).sum(-1)
+
+
+def kto_bad_point(logp, logp_ref, desirable, kl, kl_ref, *, beta, lambda_d=1.0, lambda_u=1.0):
+    r, z0 = logp - logp_ref.detach(), z_right(kl, kl_ref, None, None)
+    good = lambda_d * (1 - torch.sigmoid(beta * (r - z0)))
+    bad = lambda_u * (1 - torch.sigmoid(beta * (-r - z0)))
+    return torch.where(desirable.bool(), good, bad)
+
+
 WRONG = [
     ("bradley_terry", bt_log_of_sigmoid, {"overflow"}),
     ("bradley_terry", bt_log1p, {"overflow"}),
@@ -378,6 +398,7 @@ WRONG = [
     ("bradley_terry", bt_bracket, {"margin_added"}),
     ("bradley_terry", bt_mean, {"mean"}),
     ("bradley_terry", bt_exchanged, {"swapped"}),
+    ("bradley_terry", bt_softplus_of_x, {"sign_inside"}),
     ("dpo", dpo_with(lambda c, r, cr, rr, b: b * (c - r)), {"reference_missing"}),
     (
         "dpo",
@@ -411,6 +432,45 @@ WRONG = [
         dpo_with(lambda c, r, cr, rr, b: b * (c - rr.detach() - r + cr.detach())),
         {"reference_crossed"},
     ),
+    (
+        "dpo",
+        dpo_with(lambda c, r, cr, rr, b: b * (c - cr.detach()) - (r - rr.detach())),
+        {"beta_on_chosen"},
+    ),
+    (
+        "dpo",
+        dpo_with(lambda c, r, cr, rr, b: b * (c - cr.detach() - r - rr.detach())),
+        {"reference_doubled"},
+    ),
+    (
+        "dpo",
+        dpo_with(lambda c, r, cr, rr, b: b * (c - cr.detach() - r)),
+        {"rejected_reference_missing"},
+    ),
+    (
+        "dpo",
+        dpo_with(lambda c, r, cr, rr, b: b * (c - (r - rr.detach()))),
+        {"chosen_reference_missing"},
+    ),
+    (
+        "dpo",
+        dpo_with(lambda c, r, cr, rr, b: right_h(c.detach(), r, cr, rr, b)),
+        {"chosen_detached"},
+    ),
+    (
+        "dpo",
+        dpo_with(right_h, lambda h, e: -(1 - e) * F.logsigmoid(h) - e * (1 - F.logsigmoid(h))),
+        {"smoothing_one_minus_log"},
+    ),
+    (
+        "ipo",
+        lambda c, r, cr, rr, *, tau: (c - cr.detach() - r - rr.detach() - 0.5 / tau) ** 2,
+        {"reference_doubled"},
+    ),
+    ("ipo", ipo_with(lambda g, tau: (g - 1 / tau) ** 2 + g**2), {"both_orders"}),
+    ("ipo", ipo_with(lambda g, tau: ((g - 1 / tau) ** 2 + g**2) / 2), {"constant_left"}),
+    ("ipo", ipo_with(lambda g, tau: g - (1 / (2 * tau)) ** 2), {"target_squared"}),
+    ("ipo", ipo_with(lambda g, tau: (g / tau - 1 / (2 * tau)) ** 2), {"tau_divides"}),
     ("ipo", ipo_with(lambda g, tau: (g - 1 / tau) ** 2), {"target_doubled"}),
     ("ipo", ipo_with(lambda g, tau: (g - 1 / 2 * tau) ** 2), {"target_half_tau"}),
     ("ipo", ipo_with(lambda g, tau: (tau * g - 0.5) ** 2), {"tau_scales"}),
@@ -437,6 +497,11 @@ WRONG = [
     ("kto", kto_with(z_right, weights=lambda d, u: (u, d)), {"lambdas_swapped"}),
     ("kto", kto_with(z_right, inside=lambda b, r, z: b * (z - r)), {"swapped"}),
     ("kto", kto_with(z_right, inside=lambda b, r, z: b * r - z), {"beta_on_ratio_only"}),
+    ("kto", kto_bad_point, {"point_not_turned"}),
+    ("hack_proof_reward", hpr_with(sorted_places), {"sorted_places"}),
+    ("hack_proof_reward", hpr_with(lambda x, y: counted(x, y, axis=-1)), {"all_complete"}),
+    ("hack_proof_reward", hpr_with(lambda x, y: counted(x, y, numbers=3)), {"three_numbers"}),
+    ("hack_proof_reward", hpr_with(lambda x, y: counted(x, y, numbers=10)), {"ten_numbers"}),
     ("hack_proof_reward", hpr_with(occurs), {"prompt_in_response"}),
     ("hack_proof_reward", hpr_with(lambda x, y: occurs(y, x)), {"response_in_prompt"}),
     ("hack_proof_reward", hpr_with(multiset, gate=lambda m, x, y: True), {"gate_missing"}),
@@ -473,6 +538,8 @@ UNLISTED = [
     ("dpo", dpo_with(lambda c, r, cr, rr, b: right_h(c, r, cr, rr, b).clamp(-0.5, 0.5))),
     ("dpo", dpo_with(lambda c, r, cr, rr, b: right_h(c, r, cr, rr, b) / (1 + b))),
     ("dpo", dpo_with(right_h, lambda h, e: F.softplus(-h) + e)),
+    ("dpo", dpo_with(lambda c, r, cr, rr, b: b * (c - cr.detach() - r - 2 * rr.detach()))),
+    ("ipo", ipo_with(lambda g, tau: (g - 1 / tau) ** 2 + 2 * g**2)),
     ("ipo", ipo_with(lambda g, tau: (g - 1 / (2 * tau)) ** 2 + 0.01 * g)),
     ("ipo", ipo_with(lambda g, tau: (g - 1 / (3 * tau)) ** 2)),
     ("ipo", ipo_with(lambda g, tau: F.huber_loss(g, 0 * g + 0.5 / tau, reduction="none"))),

@@ -63,6 +63,8 @@ def buggy(chosen, rejected, *, margin=0.0, mistakes=frozenset()):
     if "margin_outside" in mistakes:
         outside, margin = margin, 0.0
     x = away * (1 - margin) if "margin_scales" in mistakes else away - margin
+    if "sign_inside" in mistakes:
+        x = -x
     if "overflow" in mistakes:
         loss = (1 + (-x).exp()).log()
     elif "floor" in mistakes:
@@ -95,6 +97,13 @@ MISTAKES = (
         "swapped",
         "Chosen and rejected are exchanged: the loss falls when the rejected response wins.",
         "The argument of σ is large when the chosen response has the larger reward.",
+        WHERE,
+    ),
+    Mistake(
+        "sign_inside",
+        "The whole argument of σ, margin included, has the wrong sign: softplus(x), or "
+        "log σ(-x), where softplus(-x) belongs.",
+        "-log σ(x) is softplus of minus x: it falls when the chosen response's reward rises.",
         WHERE,
     ),
     Mistake(
@@ -231,6 +240,10 @@ QUESTION = Question(
         "absolute swapped",
         "two_labels both_orders: absolute swapped",
         "linear margin_outside",
+        # "swapped margin_added" is "sign_inside"; so is any two of the three the third
+        "swapped margin_added sign_inside",
+        "sign_inside: margin_missing margin_outside margin_scales absolute probability one_minus "
+        "linear two_labels both_orders",
         "two_labels: margin_scales chosen_only ratio squashed",
     ),
 )

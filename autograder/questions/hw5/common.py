@@ -10,16 +10,16 @@ from autograder.questions.base import Mistake
 
 TEXTS = {  # of mistakes: cause and hint
     "mean": (
-        "The losses are averaged to one number instead of one per pair.",
+        "The losses are averaged to one number instead of returned one by one.",
         "Return the shape (batch,); the caller takes the mean.",
     ),
     "sum": (
-        "The losses are summed to one number instead of one per pair.",
+        "The losses are summed to one number instead of returned one by one.",
         "Return the shape (batch,); the caller takes the mean.",
     ),
     "column": (
         "The result has the shape (batch, 1) instead of (batch,).",
-        "One number per pair: no axis to add.",
+        "One number per entry of the batch: no axis to add.",
     ),
     "reference_missing": (
         "The reference is left out: only the policy's own log-probabilities are compared.",
@@ -29,6 +29,19 @@ TEXTS = {  # of mistakes: cause and hint
     "reference_crossed": (
         "The reference's difference is added instead of subtracted: its two log-probabilities are "
         "exchanged, or one sign is wrong.",
+        "Subtract from each response its own log-probability under the reference, then compare.",
+    ),
+    "reference_doubled": (
+        "The rejected response's reference has the wrong sign: a bracket is missing around the "
+        "rejected response's log-ratio.",
+        "chosen - chosen_ref - (rejected - rejected_ref): the bracket turns the last sign round.",
+    ),
+    "rejected_reference_missing": (
+        "The rejected response enters without its reference.",
+        "Subtract from each response its own log-probability under the reference, then compare.",
+    ),
+    "chosen_reference_missing": (
+        "The chosen response enters without its reference.",
         "Subtract from each response its own log-probability under the reference, then compare.",
     ),
     "reference_attached": (
@@ -42,6 +55,10 @@ TEXTS = {  # of mistakes: cause and hint
     "rejected_detached": (
         "The rejected response is detached: the values are right, but it is never pushed down.",
         "Both responses of the policy carry a gradient; only constants are detached.",
+    ),
+    "chosen_detached": (
+        "The chosen response is detached: the values are right, but it is never pushed up.",
+        "Both responses of the policy carry a gradient; only the reference is detached.",
     ),
     "detached": (
         "The policy's log-probabilities are detached: the values are right and the gradient is "
@@ -90,18 +107,32 @@ def case(name, draw, batch, *, constants=(), spread=2.0, **knobs):
     )
 
 
+REFERENCES = (
+    "reference_missing reference_crossed reference_doubled rejected_reference_missing "
+    "chosen_reference_missing"
+)
+
+
 def gap_of(chosen, rejected, chosen_ref, rejected_ref, mistakes):
     """How much more the chosen response has gained on the reference, or a wrong version of it."""
     if "detached" in mistakes:
         chosen, rejected = chosen.detach(), rejected.detach()
     elif "rejected_detached" in mistakes:
         rejected = rejected.detach()
+    elif "chosen_detached" in mistakes:
+        chosen = chosen.detach()
     if "reference_attached" not in mistakes:
         chosen_ref, rejected_ref = chosen_ref.detach(), rejected_ref.detach()
     if "reference_missing" in mistakes:
         chosen_ref, rejected_ref = 0 * chosen_ref, 0 * rejected_ref
     elif "reference_crossed" in mistakes:
         chosen_ref, rejected_ref = rejected_ref, chosen_ref
+    elif "reference_doubled" in mistakes:
+        rejected_ref = -rejected_ref
+    elif "rejected_reference_missing" in mistakes:
+        rejected_ref = 0 * rejected_ref
+    elif "chosen_reference_missing" in mistakes:
+        chosen_ref = 0 * chosen_ref
     good, bad = chosen - chosen_ref, rejected - rejected_ref
     if "ratio" in mistakes:
         good, bad = good.exp(), bad.exp()

@@ -25,7 +25,7 @@ def generate(draw, final):
         reference = draw.uniform(2, 5, low=-90.0, high=-70.0).to(torch.float32)
         cases.append(
             Case(
-                name=f"margins of 190 in float32, label smoothing {smoothing}",
+                name=f"h of 190 in float32, label smoothing {smoothing}",
                 args=(reference[0] + moved, reference[1] - moved, *reference),
                 knobs={"beta": 1.7, "label_smoothing": smoothing},
                 differentiable=(0, 1),
@@ -51,6 +51,9 @@ def buggy(
     if "beta_on_policy" in mistakes:
         chosen, rejected = beta * chosen, beta * rejected
         scale = 1.0
+    elif "beta_on_chosen" in mistakes:
+        chosen, chosen_ref = beta * chosen, beta * chosen_ref
+        scale = 1.0
     h = scale * common.gap_of(chosen, rejected, chosen_ref, rejected_ref, mistakes)
     e = label_smoothing
     if "smoothing_missing" in mistakes:
@@ -58,7 +61,7 @@ def buggy(
     elif "smoothing_halved" in mistakes:
         e = e / 2
     keep = 1.0 if "smoothing_on_top" in mistakes else 1 - e
-    if "smoothing_of_margin" in mistakes:
+    if "smoothing_of_h" in mistakes:
         h, keep, e = (1 - 2 * e) * h, 1.0, 0.0
     elif "smoothing_half_done" in mistakes:
         e = 0.0
@@ -84,7 +87,10 @@ def buggy(
             return -x
         return softplus(-x)
 
-    loss = keep * nll(h) + e * nll(-h)
+    flipped = nll(-h)
+    if "smoothing_one_minus_log" in mistakes:
+        flipped = -(1 + nll(h))
+    loss = keep * nll(h) + e * flipped
     if "beta_outside" in mistakes:
         loss = beta * loss
     if "missing_minus" in mistakes:
@@ -97,7 +103,7 @@ MARGIN = "the statement, [PREF-4]"
 MISTAKES = (
     Mistake(
         "swapped",
-        "The margin has the wrong sign, or the label smoothing stands on the wrong side: chosen "
+        "h has the wrong sign, or the label smoothing stands on the wrong side: chosen "
         "and rejected, policy and reference, or the weights of the two terms are exchanged.",
         "At the reference all of these give log 2; move one response away from it and see which "
         "way the loss goes.",
@@ -130,7 +136,7 @@ MISTAKES = (
     ),
     Mistake(
         "beta_outside",
-        "beta multiplies the loss instead of the margin inside σ.",
+        "beta multiplies the loss instead of h inside σ.",
         "beta belongs to the implicit reward, inside σ.",
         MARGIN,
     ),
@@ -138,6 +144,12 @@ MISTAKES = (
         "beta_on_policy",
         "beta multiplies the policy's log-probabilities only, not the reference's.",
         "First the log-ratio to the reference, then beta times that: a bracket is missing.",
+        MARGIN,
+    ),
+    Mistake(
+        "beta_on_chosen",
+        "beta multiplies the chosen response's log-ratio only, not the rejected one's.",
+        "beta times the whole difference: a bracket is missing.",
         MARGIN,
     ),
     Mistake(
@@ -178,9 +190,15 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
-        "smoothing_of_margin",
-        "The label smoothing shrinks the margin inside σ instead of mixing two losses.",
-        "Two terms, log σ of the margin and log σ of its negative.",
+        "smoothing_one_minus_log",
+        "The flipped label has 1 - log σ(h) where log σ(-h) belongs.",
+        "The probability of the other order is 1 - σ(h) = σ(-h); its logarithm is log σ(-h).",
+        WHERE,
+    ),
+    Mistake(
+        "smoothing_of_h",
+        "The label smoothing shrinks h inside σ instead of mixing two losses.",
+        "Two terms, log σ(h) and log σ(-h).",
         WHERE,
     ),
     Mistake(
@@ -194,7 +212,7 @@ MISTAKES = (
         "floor",
         "A small number is added inside the logarithm (or the probability is clamped): the loss of "
         "a pair far in the wrong order stops growing and its gradient dies.",
-        "Use logsigmoid, or softplus of the negative, on the margin itself.",
+        "Use logsigmoid, or softplus of the negative, on h itself.",
         WHERE,
     ),
     Mistake(
@@ -217,13 +235,13 @@ MISTAKES = (
     ),
     Mistake(
         "square",
-        "The margin is regressed onto a constant with a squared loss: that is the idea of IPO.",
-        "DPO is the logistic loss of the margin.",
+        "h is regressed onto a constant with a squared loss: that is the idea of IPO.",
+        "DPO is the logistic loss of h.",
         WHERE,
     ),
     Mistake(
         "linear",
-        "The margin itself is the loss: σ and its logarithm are missing.",
+        "h itself is the loss, up to its sign: σ and its logarithm are missing.",
         "A pair far in order must hardly be pushed any more.",
         WHERE,
     ),
@@ -231,9 +249,13 @@ MISTAKES = (
         MARGIN,
         "reference_missing",
         "reference_crossed",
+        "reference_doubled",
+        "rejected_reference_missing",
+        "chosen_reference_missing",
         "reference_attached",
         "chosen_only",
         "rejected_detached",
+        "chosen_detached",
         "detached",
         "ratio",
         "absolute",
@@ -241,10 +263,10 @@ MISTAKES = (
     *common.mistakes(WHERE, "mean", "sum", "column"),
 )
 
-BETA = "beta_missing beta_squared beta_divides beta_outside beta_on_policy"
+BETA = "beta_missing beta_squared beta_divides beta_outside beta_on_policy beta_on_chosen"
 SMOOTHING = (
     "smoothing_missing smoothing_half_done smoothing_on_top smoothing_halved "
-    "smoothing_subtracted smoothing_unbiased smoothing_of_margin"
+    "smoothing_subtracted smoothing_unbiased smoothing_of_h smoothing_one_minus_log"
 )
 SHAPE = "overflow floor probability one_minus hinge square linear"
 QUESTION = Question(
@@ -262,13 +284,14 @@ QUESTION = Question(
         BETA,
         SMOOTHING,
         SHAPE,
-        "detached rejected_detached",
-        "chosen_only: rejected_detached",
+        "detached rejected_detached chosen_detached",
+        "chosen_only: rejected_detached chosen_detached rejected_reference_missing "
+        "reference_doubled beta_on_chosen",
         "absolute swapped",
-        "reference_missing reference_crossed",
+        common.REFERENCES,
         "reference_missing reference_attached",
-        "ratio: reference_missing reference_crossed overflow floor",
-        "ratio beta_on_policy",
+        f"ratio: {common.REFERENCES} overflow floor",
+        "ratio: beta_on_policy beta_on_chosen",
         "reference_missing beta_on_policy",
         "swapped missing_minus: probability one_minus linear",  # -σ(-h) is σ(h) - 1
         "beta_outside linear",

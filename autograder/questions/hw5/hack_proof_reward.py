@@ -90,6 +90,10 @@ def buggy(prompts, responses, *, mistakes=frozenset()):
     ids = torch.arange(int(max(prompts.max(), responses.max())) + 1)
     if "largest_number_missed" in mistakes:
         ids = ids[: int(prompts.max())]
+    elif "three_numbers" in mistakes:
+        ids = ids[:3]
+    elif "ten_numbers" in mistakes:
+        ids = ids[:10]
     asked = (prompts[..., None] == ids).sum(-2)  # (..., ids)
     given = (responses[..., None] == ids).sum(-2)
     if "set" in mistakes:
@@ -102,6 +106,10 @@ def buggy(prompts, responses, *, mistakes=frozenset()):
         matched = torch.maximum(asked, given).sum(-1)
     elif "product" in mistakes:
         matched = (asked * given).sum(-1)
+    elif "sorted_places" in mistakes:
+        matched = (prompts.sort(-1).values == responses.sort(-1).values).sum(-1)
+    elif "all_complete" in mistakes:
+        matched = torch.minimum(asked, given).sum(-1) * 0 + length
     elif "equal_counts" in mistakes:
         matched = ((asked == given) & (asked > 0)).sum(-1)
     elif "places_of_prompt" in mistakes:
@@ -219,6 +227,32 @@ MISTAKES = (
         "places_of_prompt",
         "Positions that agree with the unsorted prompt are counted instead of copies in common.",
         "The content does not ask where a number stands.",
+        WHERE,
+    ),
+    Mistake(
+        "sorted_places",
+        "Prompt and response are both sorted and compared place by place: one wrong number shifts "
+        "all that stand behind it.",
+        "Count for each number how often it occurs in both, and sum the smaller counts.",
+        WHERE,
+    ),
+    Mistake(
+        "all_complete",
+        "Every response counts as complete, whatever it holds: the counting was summed over the "
+        "numbers instead of over the positions.",
+        "(prompts[..., None] == numbers) has the axes (..., positions, numbers): sum over dim=-2.",
+        WHERE,
+    ),
+    Mistake(
+        "three_numbers",
+        "Only the numbers 0, 1 and 2 are counted.",
+        "Read off prompts and responses how far the numbers go.",
+        WHERE,
+    ),
+    Mistake(
+        "ten_numbers",
+        "Only the numbers 0 to 9 are counted.",
+        "Read off prompts and responses how far the numbers go.",
         WHERE,
     ),
     Mistake(
@@ -359,13 +393,17 @@ MISTAKES = (
     Mistake("sign", "The sign is flipped.", "A reward is maximised.", WHERE),
 )
 
-CONTENT = "set prompt_in_response response_in_prompt union product equal_counts places"
+CONTENT = (
+    "set prompt_in_response response_in_prompt union product equal_counts places sorted_places "
+    "all_complete"
+)
+NUMBERS = "largest_number_missed three_numbers ten_numbers"
 GATES = "gate_missing gate_soft gate_any gate_by_set"
 PAIRS = "strict descending cyclic first_pair_missed last_pair_missed"
 SUMS = "order_averaged order_all_or_nothing order_one_point order_of_batch"
 ALL = (
     f"{CONTENT} places_of_prompt {GATES} {PAIRS} {SUMS} order_of_prompt order_missing "
-    "content_missing content_averaged penalty partial_credit_lost largest_number_missed"
+    f"content_missing content_averaged penalty partial_credit_lost {NUMBERS}"
 )
 QUESTION = Question(
     id="hw5/hack_proof_reward",
@@ -379,7 +417,9 @@ QUESTION = Question(
     mistakes=MISTAKES,
     excludes=excluding(
         f"{CONTENT} places_of_prompt",
-        "places places_of_prompt: largest_number_missed",
+        NUMBERS,
+        f"places places_of_prompt sorted_places all_complete: {NUMBERS}",
+        f"all_complete: {GATES} partial_credit_lost penalty",
         GATES,
         PAIRS,
         SUMS,

@@ -42,12 +42,20 @@ def buggy(chosen, rejected, chosen_ref, rejected_ref, *, tau, mistakes=frozenset
         miss = tau * gap - 0.5
     elif "tau_scales_both" in mistakes:
         miss = tau * gap - target
+    elif "tau_divides" in mistakes:
+        miss = gap / tau - target
     if "not_squared" in mistakes:
         loss = miss
     elif "absolute_error" in mistakes:
         loss = miss.abs()
     elif "one_sided" in mistakes:
         loss = (-miss).clamp(min=0) ** 2
+    elif "target_squared" in mistakes:
+        loss = gap - target**2
+    elif "constant_left" in mistakes:
+        loss = miss**2 + 0.25 / tau**2
+    elif "both_orders" in mistakes:
+        loss = 2 * (miss**2 + 0.25 / tau**2)
     elif "squares_apart" in mistakes:
         loss = gap**2 - target**2
     elif "logistic" in mistakes:
@@ -106,6 +114,32 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "tau_divides",
+        "The gap is divided by τ.",
+        "The gap enters as it is; τ stands in the target only.",
+        WHERE,
+    ),
+    Mistake(
+        "both_orders",
+        "The squares of both orders are added, (g - 1/τ)² + g²: that is twice the loss and a "
+        "constant.",
+        "Complete the square: what is asked for is (g - 1/(2τ))² alone.",
+        WHERE,
+    ),
+    Mistake(
+        "constant_left",
+        "The constant 1/(4τ²) that is left over when the two squares are completed is still in "
+        "the loss; the gradient is right.",
+        "The loss is 0 at the target.",
+        WHERE,
+    ),
+    Mistake(
+        "target_squared",
+        "Only the target is squared, not the difference: ** binds before the minus.",
+        "A bracket: first the difference, then its square.",
+        WHERE,
+    ),
+    Mistake(
         "not_squared",
         "The square is missing: the difference itself is returned.",
         "A loss that is smallest at the target needs a square.",
@@ -149,12 +183,16 @@ MISTAKES = (
     ),
     Mistake("sign", "The sign is flipped.", "A square is never negative.", WHERE),
     *common.mistakes(
-        "the statement, [PREF-4]",
+        WHERE,
         "reference_missing",
         "reference_crossed",
+        "reference_doubled",
+        "rejected_reference_missing",
+        "chosen_reference_missing",
         "reference_attached",
         "chosen_only",
         "rejected_detached",
+        "chosen_detached",
         "detached",
         "ratio",
         "absolute",
@@ -179,20 +217,26 @@ QUESTION = Question(
     excludes=excluding(
         "mean sum column",
         f"{TARGETS} tau_scales",
-        "tau_scales tau_scales_both",
+        "tau_scales tau_scales_both tau_divides",
+        "target_missing target_half: tau_divides",
         "target_missing target_half: tau_scales_both",
-        f"dpo: {TARGETS} tau_scales tau_scales_both",
-        "not_squared absolute_error one_sided squares_apart logistic dpo",
-        "squares_apart: swapped absolute",
+        f"dpo: {TARGETS} tau_scales tau_scales_both tau_divides",
+        "not_squared absolute_error one_sided squares_apart logistic dpo target_squared "
+        "constant_left both_orders",
+        f"target_squared constant_left both_orders: {TARGETS} tau_scales tau_scales_both "
+        "tau_divides",
+        "both_orders halved",  # is "constant_left"
+        "squares_apart: swapped absolute tau_divides",
         "target_missing: swapped absolute squares_apart",
-        "detached rejected_detached",
-        "chosen_only: rejected_detached",
+        "detached rejected_detached chosen_detached",
+        "chosen_only: rejected_detached chosen_detached rejected_reference_missing "
+        "reference_doubled",
         "absolute swapped",
-        "absolute: absolute_error not_squared one_sided",
+        "absolute: absolute_error not_squared one_sided target_squared",
         "tau_scales tau_scales_both: squares_apart",
         "target_missing squares_apart: ratio",
-        "reference_missing reference_crossed",
+        common.REFERENCES,
         "reference_missing reference_attached",
-        "ratio: reference_missing reference_crossed",
+        f"ratio: {common.REFERENCES}",
     ),
 )

@@ -1,4 +1,4 @@
-"""hw5/kto: single responses, good or bad, judged against a reference point."""
+"""hw5/kto: single responses, good or bad, judged against a zero point."""
 
 import torch
 from torch.nn.functional import softplus
@@ -12,7 +12,7 @@ NETWORK = "the reference and the mismatched pairs from a network"
 
 
 def generate(draw, final):
-    """Labels of every dtype; a reference point above 0, and one that has to be clamped at 0."""
+    """Labels of every dtype; a z₀ above 0, and one that has to be clamped at 0."""
     first, second, third = (7, 4, 5) if final else (6, 5, 4)
     weights = {"lambda_d": 1.3, "lambda_u": 0.6}
     return [
@@ -125,6 +125,8 @@ def buggy(
     if "bad_like_good" in mistakes:
         side = side * 0 + 1
     y = side * x
+    if "point_not_turned" in mistakes:
+        y = scale * (side * r - z)
     weight = good * weight_d + (1 - good) * weight_u
     if "lambdas_inside" in mistakes:
         y, weight = weight * y, weight * 0 + 1
@@ -155,14 +157,13 @@ POINT = "the statement, [PREF-7]"
 MISTAKES = (
     Mistake(
         "baseline_attached",
-        "The reference point is not detached: a gradient flows through z₀ into the mismatched "
-        "pairs.",
+        "z₀ is not detached: a gradient flows through it into the mismatched pairs.",
         "z₀ is a constant of the batch: detach it.",
         POINT,
     ),
     Mistake(
         "baseline_not_clamped",
-        "The reference point is not clamped: an estimate below 0 is used as it is.",
+        "z₀ is not clamped: an estimate below 0 is used as it is.",
         "A KL divergence is never negative; clamp the mean at 0.",
         POINT,
     ),
@@ -174,8 +175,8 @@ MISTAKES = (
     ),
     Mistake(
         "baseline_absolute",
-        "The absolute value of the mean log-ratio is the reference point.",
-        "Below 0 the reference point is 0.",
+        "z₀ is the absolute value of the mean log-ratio.",
+        "Where the mean is below 0, z₀ is 0.",
         POINT,
     ),
     Mistake(
@@ -186,15 +187,15 @@ MISTAKES = (
     ),
     Mistake(
         "baseline_own",
-        "The reference point is the mean over the batch's own responses; rolling them by one "
+        "z₀ is the mean over the batch's own responses; rolling them by one "
         "before the mean changes nothing, since a mean does not depend on the order.",
         "z₀ is made of kl_logp and kl_logp_ref.",
         POINT,
     ),
     Mistake(
         "baseline_reversed",
-        "The reference point has the wrong sign: reference minus policy.",
-        "Policy minus reference, as for the responses.",
+        "z₀ is made of log-ratios with the wrong sign: kl_logp_ref minus kl_logp.",
+        "kl_logp minus kl_logp_ref, as for the responses.",
         POINT,
     ),
     Mistake(
@@ -205,20 +206,20 @@ MISTAKES = (
     ),
     Mistake(
         "baseline_k3",
-        "The reference point uses the estimator k3 instead of the plain log-ratio.",
+        "z₀ uses the estimator k3 instead of the plain log-ratio.",
         "z₀ is the mean log-ratio, clamped at 0.",
         POINT,
     ),
     Mistake(
         "baseline_missing",
-        "The reference point has no effect: it is left out, or made of kl_logp alone, which is "
-        "never above 0 and so clamped to 0.",
+        "z₀ has no effect: it is left out, or made of kl_logp alone, which is never above 0 and so "
+        "clamped to 0.",
         "z₀ is made of log-ratios, policy minus reference, and is subtracted from the response's.",
         WHERE,
     ),
     Mistake(
         "baseline_added",
-        "The reference point is added to the log-ratio instead of subtracted.",
+        "z₀ is added to the log-ratio instead of subtracted.",
         "A good response must gain more than z₀.",
         WHERE,
     ),
@@ -239,6 +240,12 @@ MISTAKES = (
         "bad_like_good",
         "Bad responses are treated like good ones: the sign inside σ is not turned round.",
         "For a bad response it is z₀ minus the log-ratio.",
+        WHERE,
+    ),
+    Mistake(
+        "point_not_turned",
+        "For a bad response the log-ratio is turned round inside σ, but z₀ is not.",
+        "For a bad response it is z₀ minus the log-ratio: both signs turn.",
         WHERE,
     ),
     Mistake(
@@ -298,7 +305,7 @@ MISTAKES = (
     ),
     Mistake(
         "beta_on_ratio_only",
-        "beta multiplies the log-ratio but not the reference point: a bracket is missing.",
+        "beta multiplies the log-ratio but not z₀: a bracket is missing.",
         "beta times (log-ratio minus z₀).",
         WHERE,
     ),
@@ -389,6 +396,8 @@ QUESTION = Question(
         "lambdas_inside lambdas_missing",
         "linear: bad_negated bad_like_good",
         "bad_dropped bad_negated bad_like_good",
+        "point_not_turned: bad_dropped bad_like_good bad_negated baseline_missing baseline_added "
+        "beta_on_ratio_only swapped",
         # together they exchange the weights, or are the one or the other
         "swapped: labels_inverted lambdas_swapped lambdas_missing lambda_d_for_both",
         "labels_inverted: lambdas_missing lambda_d_for_both",
