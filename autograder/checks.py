@@ -88,7 +88,7 @@ def time_limit(seconds: float):
         signal.setitimer(signal.ITIMER_REAL, *running)
 
 
-IMPORT_HINT = "Write the few lines yourself, with torch alone; the lecture has every step."
+IMPORT_HINT = "Write the few lines yourself, with torch alone."
 
 
 def import_refusal(names: list[str]) -> str:
@@ -195,12 +195,9 @@ def findings(verdict: Verdict) -> list[tuple[str, str]]:
         return [("accepted as", details["note"])] if details["note"] else []
     difference = details["difference"]
     pairs = [
-        ("fails first", LABELS[details["property"]] if details["case"] else ""),
+        ("first check not passed", LABELS[details["property"]] if details["case"] else ""),
         ("input", details["case"]),
-        (
-            "largest difference",
-            f"{percent(difference)} of the right answer's size" if difference else "",
-        ),
+        ("largest difference", percent(difference) if difference else ""),
         ("for example", details["example"]),
         ("likely cause", verdict.cause),
         ("hint", details["hint"]),

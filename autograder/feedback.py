@@ -197,7 +197,7 @@ def _explanation(mark) -> list[tuple[str, str]]:
         rows.append(("First failing check", f"{_h(LABELS.get(failed, failed))}{where}"))
     difference = details["difference"]
     if isinstance(difference, float) and 0 < difference < float("inf"):
-        rows.append(("Largest difference", f"{percent(difference)} of the right answer's size"))
+        rows.append(("Largest difference", percent(difference)))
     rows.append(("Likely cause" if mark.status == "wrong" else "What happened", _text(mark.cause)))
     if details["hint"]:
         rows.append(("Hint", _text(details["hint"])))

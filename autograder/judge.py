@@ -24,7 +24,7 @@ import torch
 
 from autograder.cases import Case, Outcome, Outcomes, collect, identical
 from autograder.imports import forbidden_imports
-from autograder.patterns import describe
+from autograder.patterns import ORDINALS, describe, speciality
 from autograder.questions import find
 from autograder.questions.base import RESULTS, Draw, Question
 
@@ -112,7 +112,9 @@ def assess(question_id: str, outcomes: Outcomes, *, example: bool = False) -> Ve
     for variant in question.variants:
         expected = [_expected(question, case, variant) for case in cases]
         checks = _checks(question, cases, expected, outcomes)
-        tried.append((sum(c["passed"] is True for c in checks), variant, expected, checks))
+        passed = sum(c["passed"] is True for c in checks)
+        rank = passed, _right_entries(cases, expected, outcomes)
+        tried.append((rank, variant, expected, checks))
         if not any(c["passed"] is False for c in checks):
             break
     _, variant, expected, checks = max(tried, key=lambda entry: entry[0])
@@ -127,6 +129,17 @@ def assess(question_id: str, outcomes: Outcomes, *, example: bool = False) -> Ve
     if example:
         verdict.details["example"] = _example(question, cases, expected, outcomes, failed)
     return verdict
+
+
+def _right_entries(cases, expected, outcomes) -> int:
+    """How many entries are right: of two variants, the answer is compared with the nearer one."""
+    fitting = [
+        (got.value.to(torch.float64), want.value.to(torch.float64))
+        for case, want, got in zip(cases, expected, outcomes, strict=True)
+        if got.value is not None and got.value.shape == want.value.shape and not case.stability
+        if not got.value.is_complex()
+    ]
+    return sum(int(((a - b).abs() <= 1e-4 * b.abs().max()).sum()) for a, b in fitting if b.numel())
 
 
 def _clean(case: Case, got: Outcome) -> Outcome:
@@ -223,7 +236,7 @@ def _runs(case, want, got):
     if got.value is None and got.error:
         return redact(got.error)
     if got.value is None:
-        return f"returns {_a(got.kind)} where a tensor is expected"
+        return f"returns {_a(got.kind)} where {_count(want)} expected"
     return None
 
 
@@ -231,8 +244,14 @@ def _shape(case, want, got):
     if _count(got) != _count(want):
         return f"{_count(got).rpartition(' ')[0]} where {_count(want)} expected"
     if got.value.shape != want.value.shape:
-        return f"shape {tuple(got.value.shape)} where {tuple(want.value.shape)} is expected"
+        have, right = (_one_shape(outcome) for outcome in (got, want))
+        return f"shape {have} where {right} is expected"
     return None
+
+
+def _one_shape(outcome) -> tuple[int, ...]:
+    """Of the tensor, or of each of several, which are stacked."""
+    return tuple(outcome.value.shape[outcome.kind.endswith("tensors") :])
 
 
 def _count(outcome) -> str:
@@ -312,18 +331,20 @@ def compare(question, case, got, want, where) -> tuple[bool, float]:
 
 def _off(text, result):
     close, difference = result
-    return (
-        None
-        if close
-        else (f"{text} by up to {percent(difference)} of the right answer's size", difference)
-    )
+    if close:
+        return None
+    if difference == float("inf"):
+        return f"{text}: NaN or infinity stands there", difference
+    return f"{text} by up to {percent(difference)}", difference
 
 
 def percent(difference: float) -> str:
-    """A relative difference in words: "12.3 %", "250 %", "an infinite part"."""
+    """A relative difference in words, e.g. "12.3 % of the right answer's size"."""
     if difference == float("inf"):
-        return "an infinite part"
-    return f"{100 * difference:,.0f} %" if difference >= 1 else f"{100 * difference:.3g} %"
+        return "NaN or infinity"
+    if difference >= 10:
+        return "more than ten times the right answer's size"
+    return f"{100 * difference:.3g} % of the right answer's size"
 
 
 def argument_names(question: Question) -> list[str]:
@@ -357,14 +378,22 @@ def _example(question, cases, expected, outcomes, failed) -> str:
             continue
         gap = (got.value.to(torch.float64) - want.value.to(torch.float64)).abs()
         gap = torch.where(got.value == want.value, 0.0, gap.nan_to_num(nan=float("inf")))
+        if case.padding is not None and case.padding.shape == gap.shape:
+            gap = torch.where(case.padding, 0.0, gap)  # judged later
         if not gap.any():
             continue
         place = torch.unravel_index(gap.argmax(), gap.shape)
-        where = f"at [{', '.join(str(int(i)) for i in place)}]: " if place else ""
-        return (
-            f"{where}yours {float(got.value[place]):.4g}, expected {float(want.value[place]):.4g}"
-        )
+        yours, right = (_shown(outcome.value[place]) for outcome in (got, want))
+        part = ""
+        if want.kind.endswith("tensors"):
+            part, place = f"{ORDINALS[int(place[0])]} result ", place[1:]
+        where = f"{part}at [{', '.join(str(int(i)) for i in place)}]: " if place else ""
+        return f"{where}yours {yours}, expected {right}"
     return ""
+
+
+def _shown(entry: torch.Tensor) -> str:
+    return f"{bool(entry)}" if entry.dtype is torch.bool else f"{float(entry) + 0.0:.4g}"
 
 
 # The cause.
@@ -373,11 +402,14 @@ def _example(question, cases, expected, outcomes, failed) -> str:
 def _explain(question, cases, expected, outcomes, failed):
     """(cause, hint, lecture, names of mistakes)."""
     if failed["property"] in ("callable", "runs"):
-        return _crash(question, outcomes)
+        return _crash(question, cases, expected, outcomes)
     if failed["property"] == "gradient" and any(o.error for o in outcomes):
+        in_place = any("inplace" in o.error for o in outcomes)
         return (
             f"The values are right, but {failed['note']}.",
-            "A tensor that the backward pass needs was changed in place: make a new one instead.",
+            "A tensor that the backward pass needs was changed in place: make a new one instead."
+            if in_place
+            else "Use torch's functions from the inputs to the result, and call no backward().",
             question.lecture,
             (),
         )
@@ -415,18 +447,19 @@ def _returned(names, cases, outcomes) -> str:
     return ""
 
 
-def _crash(question, outcomes):
-    errors = [o.error for o in outcomes if o.error and o.value is None]
-    if not errors:
+def _crash(question, cases, expected, outcomes):
+    broken = [o.value is None and bool(o.error) for o in outcomes]
+    if not any(broken):
         kind = next(o.kind for o in outcomes if o.value is None)
-        cause = f"The function returns {_a(kind)} where a tensor is expected."
-        hint = (
-            "Is there a return statement on every path?"
-            if kind == "NoneType"
-            else ("Return one torch tensor, without converting it.")
-        )
+        cause = f"The function returns {_a(kind)} where {_count(expected[0])} expected."
+        if kind == "NoneType":
+            hint = "Is there a return statement on every path?"
+        elif expected[0].kind.endswith("tensors"):
+            hint = f"Return {expected[0].kind} of one shape and one dtype, separated by commas."
+        else:
+            hint = "Return one torch tensor, without converting it."
         return cause, hint, question.lecture, ()
-    first = redact(errors[0])
+    first = redact(next(o.error for o, b in zip(outcomes, broken, strict=True) if b))
     if first.startswith("NotImplementedError"):
         return (
             "Not answered yet: the function raises NotImplementedError.",
@@ -434,11 +467,57 @@ def _crash(question, outcomes):
             question.lecture,
             (),
         )
-    part = "" if len(errors) == len(outcomes) else (f" on {len(errors)} of {len(outcomes)} inputs")
-    hint = next((hint for word, hint in EXCEPTION_HINTS.items() if word in first), CALL_IT)
+    part = "" if all(broken) else f" on {sum(broken)} of {len(outcomes)} inputs"
+    hint = _exception_hint(question, cases, broken, first)
     return f"The call raises an exception{part}: {first}", hint, question.lecture, ()
 
 
+def _exception_hint(question, cases, broken, text) -> str:
+    """What to look at after an exception, in the words of the arguments of this question."""
+    names = argument_names(question)
+    there, elsewhere = (
+        [c for c, b in zip(cases, broken, strict=True) if b is bad] for bad in (True, False)
+    )
+    special = speciality(there, elsewhere, names)
+    if "NoneType" in text:
+        knobs = [k for k in there[0].knobs if all(c.knobs.get(k, 0) is None for c in there)]
+        if knobs and not any(c.knobs.get(knobs[0], 0) is None for c in elsewhere):
+            return f"{knobs[0]} is None there: that is a case of its own, `if {knobs[0]} is None`."
+        return "Something is None: print what each name holds just before that line."
+    flags = [n for i, n in enumerate(names) if all(_is_flag(c.args[i]) for c in there)]
+    if re.search(CONDITION, text) and flags:
+        several = len({c.args[names.index(flags[0])].dtype for c in cases}) > 1
+        may = f"{flags[0]} may be bool or integer" if several else f"{flags[0]} holds 0 and 1"
+        return f"A condition has to be bool. {may}: `{flags[0]}.bool()`."
+    if re.search(r"with a bool tensor|bool tensor is not supported", text):
+        real = [n for i, n in enumerate(names) if there[0].args[i].is_floating_point()]
+        if flags and real:
+            flag, dtype = flags[0], f"{next((n for n in real if n != flags[0]), real[0])}.dtype"
+        else:
+            flag, dtype = "x", "torch.float64"
+        return (
+            "A bool tensor cannot be subtracted: convert it first, for example "
+            f"`{flag}.to({dtype})`, or turn it over with ~."
+        )
+    hint = next((hint for word, hint in EXCEPTION_HINTS.items() if word in text), "")
+    if elsewhere:
+        special = f"On these inputs {special}." if special else LOOK_INSIDE
+        return f"{hint} {special}".strip()
+    return hint or CALL_IT
+
+
+def _is_flag(value: torch.Tensor) -> bool:
+    return bool(((value == 0) | (value == 1)).all())
+
+
+CONDITION = (
+    r"tensors used as indices|expected condition to be a boolean|bitwise_not|masked_fill_? only"
+    r"|expects? a? ?bool|mask.*(bool|dtype)"
+)
+LOOK_INSIDE = (
+    "The other inputs go through: print the arguments' shapes and dtypes inside your function "
+    "to see which ones do not."
+)
 EXCEPTION_HINTS = {
     "NameError": "Is the name spelled as where it was defined? A variable of another cell is not "
     "there when your answer is graded.",
@@ -447,10 +526,14 @@ EXCEPTION_HINTS = {
     "positional argument": "Compare each call with its signature; keep the arguments of your "
     "function as the statement has them.",
     "invalid combination": "Compare each call with its signature: one argument is not known.",
-    "bool tensor": "A bool tensor cannot be subtracted from 1: convert it first, "
-    "`done.to(rewards.dtype)`.",
-    "must match": "Name the axes of both tensors. A mean over one axis drops it unless "
+    "return_types": "torch.min, max, sort and topk along an axis return (values, indices): take "
+    "`.values`, or compare two tensors with torch.minimum.",
+    "Boolean value of Tensor": "`if`, `and`, `or`, `not` and Python's min() and max() ask for one "
+    "truth value: choose entry by entry, with torch.where, &, |, ~, torch.minimum.",
+    "must match": "Name the axes of both tensors. A sum or mean over one axis drops it unless "
     "`keepdim=True`; sizes differ from input to input, so none may be fixed.",
+    "same dtype": "The dtype differs from input to input: make new tensors with `dtype=x.dtype`.",
+    "scalar type": "The dtype differs from input to input: make new tensors with `dtype=x.dtype`.",
     "out of range": "An index or axis that does not exist: sizes differ from input to input, so "
     "none may be fixed.",
     "out of bounds": "An index or axis that does not exist: sizes differ from input to input, so "
@@ -642,7 +725,8 @@ def _name(question, found):
     else:
         texts = [" And: ".join(known[name].cause for name in chosen) for chosen in found]
         cause = " Or: ".join(dict.fromkeys(texts))
-    hint = " ".join(dict.fromkeys(known[name].hint for name in found[0]))
+    hints = [" ".join(dict.fromkeys(known[name].hint for name in chosen)) for chosen in found]
+    hint = " Or: ".join(dict.fromkeys(hints))
     named = [name for chosen in found for name in chosen]
     return cause, hint, known[found[0][0]].lecture, list(dict.fromkeys(named))
 

@@ -21,10 +21,7 @@ BY_HAND = (
     "Work out the small example of the statement by hand and compare entry by entry; then change "
     "one input at a time."
 )
-SPECIAL = (
-    "What is special about the others? Perhaps a knob, a dtype or a size: go through one of them "
-    "by hand."
-)
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 CLOSE = 1e-4  # relative to the largest expected entry
 CHANCE = 1e-3  # of all wrong entries lying in a place by accident
 
@@ -33,7 +30,8 @@ CHANCE = 1e-3  # of all wrong entries lying in a place by accident
 class Map:
     """One case: what came (got) beside what was expected (want), both float64, same shape.
 
-    names : of the case's positional arguments. no, yes : what 0 and 1 are called.
+    names : of the case's positional arguments. no, yes : what 0 and 1 are called. slope : got and
+    want are gradients.
     """
 
     case: Case
@@ -42,6 +40,7 @@ class Map:
     names: tuple[str, ...] = ()
     no: str = "0"
     yes: str = "1"
+    slope: bool = False
 
     @property
     def scale(self) -> float:
@@ -84,20 +83,14 @@ def describe(cases, expected, outcomes, failed, names) -> tuple[str, str]:
     if prop == "shape":
         return _shape(failed, expected, outcomes)
     if prop in ("floating", "callable"):
-        return _SHAPES[prop].format(note=failed["note"]), _SHAPE_HINTS[prop]
+        return _SHAPES[prop].format(note=failed["note"]), _dtype_hint(failed["note"])
     if prop == "finite":
         return _finite(failed, cases, outcomes, names)
     if prop == "stability":
-        return (
-            f"Right in float64, but not on {failed['case']}: {failed['note']}.",
-            "Subtract logarithms before exponentiating, and do not rely on a difference of equal "
-            "float32 numbers being exactly 0.",
-        )
+        sentence = f"Right on ordinary inputs, but not on “{failed['case']}”: {failed['note']}."
+        return sentence, _stability_hint(failed, cases, outcomes)
     if prop == "padding":
-        return (
-            f"The {failed['note']}: what lies behind the end of a response is felt.",
-            "Replace padding with torch.where before the arithmetic; do not multiply with a mask.",
-        )
+        return _padding(cases, expected, outcomes, names)
     if prop == "gradient":
         return _gradient(cases, expected, outcomes, failed, names)
     return _value(cases, expected, outcomes, names)
@@ -118,7 +111,7 @@ def _value(cases, expected, outcomes, names):
             text = f"The result is wrong, and its gradient for {name} {found[0]}{scope(slopes)}."
             return text, found[1]
     if where := scope(maps):
-        return f"The result is {where.removeprefix('; it is ')}, and wrong on the others.", SPECIAL
+        return f"The result {where.removeprefix('; it ')}.", _special(maps)
     return UNKNOWN, BY_HAND
 
 
@@ -134,7 +127,7 @@ def _value_map(case, want, got, names) -> Map:
 def _parts(maps):
     """Several tensors were returned, stacked: each is described for itself."""
     words, hint = [], ""
-    for number, word in enumerate(("first", "second", "third", "fourth")[: len(maps[0].got)]):
+    for number, word in enumerate(ORDINALS[: len(maps[0].got)]):
         part = [replace(m, got=m.got[number], want=m.want[number]) for m in maps]
         if all(bool(m.right.all()) for m in part):
             words.append(f"the {word} result is right")
@@ -147,7 +140,9 @@ def _parts(maps):
     if not hint and not where and not any("right" in text for text in words):
         return UNKNOWN, BY_HAND
     text = "; ".join(words)
-    return f"{text[0].upper()}{text[1:]}{where}.", hint or SPECIAL
+    if not hint and any("right" in text for text in words):
+        hint = "Leave what is right as it is, and ask how the other result is made from it."
+    return f"{text[0].upper()}{text[1:]}{where}.", hint or _special(maps)
 
 
 def _gradient_maps(cases, expected: list[Outcome], outcomes: list[Outcome], names):
@@ -163,7 +158,7 @@ def _gradient_maps(cases, expected: list[Outcome], outcomes: list[Outcome], name
                 have = torch.zeros_like(right) if have is None else have
                 if bool(torch.isfinite(have).all()):
                     pair = have.to(torch.float64), right.to(torch.float64)
-                    maps.append(Map(case, *pair, tuple(names)))
+                    maps.append(Map(case, *pair, tuple(names), slope=True))
         if maps:
             yield name, maps
 
@@ -175,15 +170,22 @@ def _gradient(cases, expected, outcomes, failed, names):
                 text = f"the gradient of {name} {found[0]}{scope(maps)}"
                 return f"The values are right, but {text}.", found[1]
             if where := scope(maps):
-                return f"The values are right, but the gradient of {name} is not{where}.", SPECIAL
+                text = f"the gradient of {name} {where.removeprefix('; it ')}"
+                return f"The values are right, but {text}.", _special(maps)
             return (
                 f"The values are right, but the gradient of {name} is not. {UNKNOWN}",
-                "Something between input and result is cut off or computed outside the graph.",
+                f"Look at every use of {name}: is it detached where it must not be, or not "
+                "detached where it must be?",
             )
     if "a gradient flows into" in failed["note"]:
         hint = "A constant is detached where it is used: x.detach()."
+    elif "no gradient reaches" in failed["note"]:
+        hint = "Look for detach(), no_grad(), item() or a new tensor made of its numbers."
     else:
-        hint = "Look for 0 · inf or 0 · NaN in the backward pass: clean with torch.where first."
+        hint = (
+            "0 · inf and 0 · NaN appear in the backward pass even where torch.where has chosen the "
+            "other branch: make the numbers harmless before exp, log, / or a root, not behind it."
+        )
     return f"The values are right, but {failed['note']}.", hint
 
 
@@ -194,10 +196,12 @@ def _finite(failed, cases, outcomes, names):
     sentence = f"On {where}, {failed['note']}."
     fine = [c for c, o in ordinary if bool(torch.isfinite(o.value).all())]
     if all(map(_dirty, (c for c, _ in bad))) and not any(map(_dirty, fine)):
+        there = "the padding holds" if "mask" in names else "an input holds"
+        clean = "torch.where(mask.bool(), x, 0)" if "mask" in names else "torch.where"
         return (
-            f"{sentence[:-1]}: NaN or infinity on the padding reaches the result.",
-            "0 · NaN is NaN, forwards and backwards: replace padding with torch.where(mask, x, 0) "
-            "before any arithmetic.",
+            f"{sentence[:-1]}: {there} NaN or infinity there, and it reaches the result.",
+            f"0 · NaN is NaN, forwards and backwards: do not multiply it away, replace it with "
+            f"{clean} before any arithmetic.",
         )
     if "mask" in names:
         i = names.index("mask")
@@ -205,7 +209,50 @@ def _finite(failed, cases, outcomes, names):
         if all(empty) and all(bool(c.args[i].bool().any(-1).all()) for c in fine):
             sentence = f"{sentence[:-1]}: there, a response is empty."
             return sentence, "A response without a token has length 0; what do you divide by?"
-    return sentence, "Look for 0/0, the log of 0, and exp() of something large."
+    return sentence, "Look for 0/0, the log of 0, inf - inf, and exp() of something large."
+
+
+def _stability_hint(failed, cases, outcomes) -> str:
+    """Does the case raise, overflow, or lose digits?"""
+    for case, got in zip(cases, outcomes, strict=True):
+        if case.stability and case.name == failed["case"]:
+            if got.value is None or "dtype" in failed["note"]:
+                return "The inputs are float32 there: make new tensors with `dtype=x.dtype`."
+            if not bool(torch.isfinite(got.value).all()) or "NaN" in failed["note"]:
+                return (
+                    "Something becomes infinite or 0 on the way and is then divided, subtracted or "
+                    "put into a logarithm: stay with logarithms as long as you can, and use "
+                    "torch's log_softmax, logsumexp, logsigmoid, expm1 or clamp."
+                )
+    return (
+        "Digits get lost: a small number was added to a large one, or two nearly equal ones were "
+        "subtracted, which hardly ever leaves exactly 0. Subtract first what nearly cancels, and "
+        "exponentiate or divide afterwards."
+    )
+
+
+def _padding(cases, expected, outcomes, names):
+    """Right on all valid entries, wrong on padding: where, and what stands there?"""
+    wrong, front, behind = 0, 0, 0
+    zero = True
+    for case, want, got in zip(cases, expected, outcomes, strict=True):
+        if case.padding is None or case.stability:
+            continue
+        m = Map(case, got.value.to(torch.float64), want.value.to(torch.float64), tuple(names))
+        bad = case.padding & ~m.right
+        zero &= not bool(want.value[case.padding].any())
+        seen = (~case.padding).long().cumsum(1)
+        wrong += int(bad.sum())
+        front += int((bad & (seen == 0) & (~case.padding).any(1, keepdim=True)).sum())
+        behind += int((bad & (seen == (~case.padding).sum(1, keepdim=True)) & (seen > 0)).sum())
+    place = "in front of the first valid position" if wrong == front else ""
+    place = place or ("behind the last valid position" if wrong == behind else "")
+    right = "0 is asked for" if zero else "another number is asked for"
+    return (
+        f"The result is right at every valid position, but not on padding{', ' * bool(place)}"
+        f"{place}, where {right}.",
+        "Decide at the very end, with torch.where and the mask, what stands on padding.",
+    )
 
 
 def _dirty(case: Case) -> bool:
@@ -214,13 +261,18 @@ def _dirty(case: Case) -> bool:
 
 def _shape(failed, expected, outcomes):
     sentence, hint = f"The result has {failed['note']}.", _SHAPE_HINTS["shape"]
-    for got, want in zip(outcomes, expected, strict=True):
-        if got.value is None or got.kind.endswith("tensors") or want.kind.endswith("tensors"):
-            return sentence, "Compare the return statement with the signature's `returns`."
+    if "tensors are" in failed["note"] or "tensor is" in failed["note"]:
+        return sentence, "Compare the return statement with what the statement asks for."
+    skip = int(expected[0].kind.endswith("tensors"))  # several, stacked
     shapes = [
-        (tuple(o.value.shape), tuple(e.value.shape))
+        (tuple(o.value.shape[skip:]), tuple(e.value.shape[skip:]))
         for o, e in zip(outcomes, expected, strict=True)
     ]
+    if all(len(w) == 1 and g == w + w for g, w in shapes):
+        return sentence, (
+            "A tensor of shape (n,) and one of shape (n, 1) broadcast to (n, n): keep the second "
+            "axis in both, or in none."
+        )
     for what, fits in (
         ("Everything is reduced to one number.", lambda g, w: g == () and w),
         ("One entry per row is left: the last axis is summed, averaged or indexed away.",
@@ -241,9 +293,18 @@ def _shape(failed, expected, outcomes):
 _SHAPES = {"floating": "The result has {note}.", "callable": "{note}"}
 _SHAPE_HINTS = {
     "shape": "Name the axes of every intermediate result and see where one is lost or added.",
-    "floating": "Compute with floating-point tensors; a comparison alone gives bool.",
-    "callable": "",
 }
+
+
+def _dtype_hint(note: str) -> str:
+    got, _, wanted = note.partition(" where ")
+    if "torch.bool" in wanted:
+        return "A comparison gives bool: return it as it is, without .float() or .int()."
+    if "floating" not in wanted:
+        return ""
+    if "torch.bool" in got:
+        return "A comparison gives True and False: convert it to the dtype of the numbers."
+    return "Convert integers to a floating dtype before computing with them."
 
 
 # What is wrong, over all entries or over those of a place.
@@ -272,14 +333,57 @@ def scope(maps: list[Map]) -> str:
         if len(good_values) == 1 and not bad_values & good_values and good_values <= NEUTRAL:
             (value,) = good_values
             where = f"{knob} is not given" if value == "None" else f"{knob} is {value}"
-            return f"; it is right on inputs where {where}"
+            return f"; it is right where {where}, and wrong elsewhere"
     bad_names, good_names = ({m.case.name for m in ms} for ms in (wrong, good))
     if not bad_names & good_names:
         if len(bad_names) <= 2:
-            return f"; it is right on all inputs but {_quoted(bad_names)}"
+            inputs = "inputs" if len(bad_names) > 1 else "input"
+            return f"; it goes wrong on the {inputs} {_quoted(bad_names)} only"
         if len(good_names) <= 2:
-            return f"; it is right on {_quoted(good_names)} only"
-    return f"; it is right on {len(good)} of {len(maps)} inputs"
+            some = f"{len(wrong)} of {len(maps)}"
+            return f"; it goes wrong on {some} inputs, and not on {_quoted(good_names)}"
+    return f"; it goes wrong on {len(wrong)} of {len(maps)} inputs"
+
+
+def _special(maps: list[Map]) -> str:
+    """The hint when nothing but the inputs that go wrong is known."""
+    bad, good = ([m.case for m in maps if bool(m.right.all()) is x] for x in (False, True))
+    difference = speciality(bad, good, maps[0].names)
+    if difference:
+        return f"There {difference}."
+    return (
+        "What do the inputs that go wrong have that the right ones have not? Print the arguments "
+        "inside your function, and go through one by hand."
+    )
+
+
+def speciality(bad: list[Case], good: list[Case], names) -> str:
+    """What all these cases have and none of those: "mask has dtype torch.int64"; "" for nothing."""
+    found = []
+    for words, of in _features(bad, names) if good else ():
+        values = {of(case) for case in bad}
+        if len(values) == 1 and not values & {of(case) for case in good}:
+            value = next(iter(values))
+            if text := words.get(value, "") if isinstance(words, dict) else words.format(value):
+                found.append(text)
+    return " and ".join(found[:2])
+
+
+def _features(bad, names):
+    """(words for a value, the value of a case) of all that may set cases apart."""
+    for i, name in enumerate(names):
+        yield f"{name} has {{}} axes", lambda c, i=i: c.args[i].dim()
+        yield f"{name} has dtype {{}}", lambda c, i=i: c.args[i].dtype
+        if name == "mask":
+            empty = {True: "a response is empty"}
+            yield empty, lambda c, i=i: not bool(c.args[i].bool().any(-1).all())
+    for knob in bad[0].knobs:
+        words = {"None": f"{knob} is None", "tensor": f"{knob} is a tensor"}
+        yield words, lambda c, knob=knob: _kind(c.knobs.get(knob))
+
+
+def _kind(knob) -> str:
+    return "tensor" if isinstance(knob, torch.Tensor) else "None" if knob is None else "number"
 
 
 NEUTRAL = {"None", "0", "0.0", "1", "1.0"}  # values at which a forgotten knob does not show
@@ -299,10 +403,12 @@ def _entries(maps, places=None):
     places = places or [torch.ones_like(m.want, dtype=torch.bool) for m in maps]
     pairs = [(m, m.got[p], m.want[p]) for m, p in zip(maps, places, strict=True) if p.any()]
     if all(float(got.abs().max()) <= CLOSE * m.scale for m, got, _ in pairs):
-        return (
-            "is zero",
-            "Look for detach(), no_grad(), an all-zero mask, or two equal things subtracted.",
-        )
+        if maps[0].slope:
+            return "is zero", (
+                "Is the factor that must carry the gradient there at all? Or is it detached, or "
+                "multiplied by 0?"
+            )
+        return "is zero", "Is something multiplied by 0, never filled, or subtracted from itself?"
     if found := _factor(pairs):
         return found
     if sum(want.numel() for *_, want in pairs) < 4:
@@ -316,7 +422,7 @@ def _entries(maps, places=None):
     else:
         return (
             "is off by the same amount in every entry",
-            "A constant was added, or another baseline was subtracted.",
+            "Was a constant added, subtracted or left in?",
         )
     return _argument_too_many(pairs, places)
 
@@ -403,9 +509,11 @@ SIZES = {
     "the number of rows": _size(lambda n, k: n),
     "the number of columns": _size(lambda n, k: k),
     "the number of entries": _size(lambda n, k: n * k),
-    "(G-1)/G": _size(lambda n, k: (k - 1) / k),
-    "G/(G-1)": _size(lambda n, k: k / (k - 1) if k > 1 else None),
-    "the number of responses": lambda m: len(m.case.args[0]) if m.case.args[0].dim() == 1 else None,
+    "(n-1)/n for n columns": _size(lambda n, k: (k - 1) / k),
+    "n/(n-1) for n columns": _size(lambda n, k: k / (k - 1) if k > 1 else None),
+    "the length of the inputs": lambda m: (
+        len(m.case.args[0]) if m.case.args[0].dim() == 1 else None
+    ),
 }
 
 
@@ -499,6 +607,9 @@ def _row_factor(maps):
                 return None
             if c is not None and m.valid is not None and m.valid[row].any():
                 followed[-1].append((c, int(m.valid[row].sum())))
+    whole = [_ratio(m.got, m.want, m.scale) for m in maps]
+    if all(c is not None for c in whole):
+        return None  # one factor for all rows of an input
     if len({length for rows in followed for _, length in rows}) > 2:
         for power, words in ((1, "grows with"), (-1, "falls like 1 over")):
             steady = [[c / length**power for c, length in rows] for rows in followed]
@@ -511,7 +622,7 @@ def _row_factor(maps):
         return None  # rows that hold one number each always differ by a factor
     return (
         "is the right one times a factor of its own for each row",
-        "A factor per row follows the row's length or spread: look at what is divided by what.",
+        "Does the factor follow the row's length, sum or spread? Look at what is divided by what.",
     )
 
 
@@ -526,7 +637,7 @@ def _line_offset(maps):
         ):
             return (
                 f"is off by one amount per {line}, the same all along it",
-                f"Something was added to, or subtracted from, each {line}: another baseline?",
+                f"Something was added to, or subtracted from, each {line}.",
             )
     return None
 
@@ -538,6 +649,9 @@ def _ends_of_rows(m: Map):
     low = torch.where(valid, m.want, torch.inf).amin(1)
     high = torch.where(valid, m.want, -torch.inf).amax(1)
     return torch.where(some, low, 0.0), torch.where(some, high, 0.0)
+
+
+REVERSED = "In which order are the entries run through, and in which are they put back?"
 
 
 def _spread(maps):
@@ -561,7 +675,8 @@ def _spread(maps):
         ("the right one with its rows in reverse order", lambda x: x.flip(0)),
     ):  # fmt: skip
         if all(m.close(m.got, function(m.want)) for m in maps):
-            return f"is {words}", "Which axis is which, and what is summed over it?"
+            hint = "Which axis is which, and what is summed over it?"
+            return f"is {words}", REVERSED if "reverse" in words else hint
     if any(m.valid is not None for m in maps):
         return None  # padding would hide it
     for words, axes in (
@@ -571,7 +686,10 @@ def _spread(maps):
     ):
         flat = all(m.close(m.got, m.got.mean(axes, keepdim=True)) for m in maps)
         if flat and not any(m.close(m.want, m.want.mean(axes, keepdim=True)) for m in maps):
-            return words, "Something is summed or averaged over an axis that must stay."
+            return words, (
+                "Is something summed or averaged over an axis that must stay, or cut off at an "
+                "edge?"
+            )
     return None
 
 
@@ -598,7 +716,7 @@ def _reordered(maps):
     ):
         return (
             "holds the right numbers in the wrong places",
-            "Look at reshape, transpose, flip and sort: which axis is which?",
+            "Look at sort, flip, reshape, transpose and indexing: which entry goes where?",
         )
     return None
 
@@ -620,10 +738,10 @@ def _dead_or_alive(maps):
     ):
         if any(bool(x.any()) for x in found):
             place = place_of(maps, found, among)
-            words.append(text + (f" ({place})" if place else ""))
+            words.append(text + (f" ({place})" if place and " and " not in place else ""))
     return (
         f"{' and '.join(words)}; all other entries are right",
-        "Look at the condition or the mask that switches entries on and off.",
+        "What switches entries on and off there: a condition, a mask, a clamp and its edges?",
     )
 
 
@@ -649,7 +767,7 @@ def flips(maps):
                 f"{text} at {count} of {entries} entries" + (f", {place}" if place else "")
             )
     return (
-        f"is {' and '.join(words)}, all wrong inputs together",
+        f"is {' and '.join(words)} of the inputs that go wrong",
         "Take one of these entries and follow the condition by hand.",
     )
 

@@ -112,7 +112,7 @@ def test_a_mistake_that_is_not_in_the_catalogue_is_never_given_another_name(
     assert described >= DESCRIBED * len(question.mistakes)
 
 
-SAID = ("The ", "On ", "Right in float64")  # describe's sentences; "The cause is unknown" too
+SAID = ("The ", "On ", "Right on ordinary")  # describe's sentences; "The cause is unknown" too
 DESCRIBED = 0.25  # of a question's mistakes; the rest is called unknown
 
 
