@@ -526,6 +526,8 @@ EXCEPTION_HINTS = {
     "positional argument": "Compare each call with its signature; keep the arguments of your "
     "function as the statement has them.",
     "invalid combination": "Compare each call with its signature: one argument is not known.",
+    "singular": "That matrix has no inverse: use the pseudo-inverse, torch.linalg.pinv.",
+    "positive-definite": "That matrix is singular: use the pseudo-inverse, torch.linalg.pinv.",
     "return_types": "torch.min, max, sort and topk along an axis return (values, indices): take "
     "`.values`, or compare two tensors with torch.minimum.",
     "Boolean value of Tensor": "`if`, `and`, `or`, `not` and Python's min() and max() ask for one "

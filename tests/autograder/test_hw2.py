@@ -515,8 +515,105 @@ def swap_epsilons(logp, logp_old, advantages, *, eps_low, eps_high):
     return pc_where(logp, logp_old, advantages, eps_low=eps_high, eps_high=eps_low)
 
 
+def edges(low, high):
+    """A clipped loss between edges that are functions of eps_low and eps_high."""
+
+    def loss(logp, logp_old, advantages, *, eps_low, eps_high):
+        ratio, a = (logp - logp_old.detach()).exp(), advantages.detach()
+        clipped = ratio.clamp(low(eps_low), high(eps_high))
+        return torch.maximum(-ratio * a, -clipped * a)
+
+    return loss
+
+
+def score_where_one_is_left(scores, logp, logp_ref, mask, *, beta):
+    """Without `valid &`: a one-token response is also paid on the prompt before it."""
+    valid = mask.bool()
+    left = valid.long().flip(1).cumsum(1).flip(1)
+    paid = torch.where(left == 1, scores[:, None], 0.0)
+    return (paid - torch.where(valid, beta * (logp - logp_ref), 0.0)).detach()
+
+
+def relative_edges(v, old, g, *, clip):
+    old, g = old.detach(), g.detach()
+    if clip is None:
+        return 0.5 * (v - g) ** 2
+    near = torch.min(torch.max(v, old * (1 - clip)), old * (1 + clip))
+    return 0.5 * torch.max((v - g) ** 2, (near - g) ** 2)
+
+
+def gae_step(next_in_last_column):
+    """GAE with the value behind the last column as told: (values, done, behind) -> (batch,)."""
+
+    def answer(rewards, values, done, *, gamma, lam, bootstrap=None):
+        done, time = done.to(rewards.dtype), rewards.shape[1]
+        behind = torch.zeros_like(rewards) if bootstrap is None else bootstrap
+        if behind.dim() == 1:
+            behind = F.pad((behind * (1 - done[:, -1]))[:, None], (time - 1, 0))
+        out, carry = torch.zeros_like(rewards), 0.0
+        for t in reversed(range(time)):
+            d = done[:, t]
+            if t == time - 1:
+                after = next_in_last_column(values, d, behind[:, t])
+            else:
+                after = (1 - d) * values[:, t + 1] + d * behind[:, t]
+            delta = rewards[:, t] + gamma * after - values[:, t]
+            carry = delta + gamma * lam * (1 - d) * carry
+            out[:, t] = carry
+        return out, out + values
+
+    return answer
+
+
+def gae_without_last_column(rewards, values, done, *, gamma, lam, bootstrap=None):
+    out, carry = torch.zeros_like(rewards), 0.0
+    behind = bootstrap if bootstrap is not None and bootstrap.dim() == 2 else 0 * rewards
+    for t in reversed(range(rewards.shape[1] - 1)):
+        after = torch.where(done[:, t].bool(), behind[:, t], values[:, t + 1])
+        carry = torch.where(done[:, t].bool(), 0.0, 1.0) * carry
+        carry = rewards[:, t] + gamma * after - values[:, t] + gamma * lam * carry
+        out[:, t] = carry
+    return out, out + values
+
+
+def gae_bootstrap_as_carry(rewards, values, done, *, gamma, lam, bootstrap=None):
+    if bootstrap is None or bootstrap.dim() == 2:
+        return gae_matrix(rewards, values, done, gamma=gamma, lam=lam, bootstrap=bootstrap)
+    going = 1 - done.to(rewards.dtype)
+    following, out = F.pad(values[:, 1:], (0, 1)), torch.zeros_like(rewards)
+    for t in reversed(range(rewards.shape[1])):
+        carry = bootstrap if t + 1 == rewards.shape[1] else out[:, t + 1]
+        delta = rewards[:, t] + gamma * going[:, t] * following[:, t] - values[:, t]
+        out[:, t] = delta + gamma * lam * going[:, t] * carry
+    return out, out + values
+
+
 pinv = torch.linalg.pinv
 WRONG = [
+    # Found by learners: each once got a cause that was false, or none, or full points.
+    ("k3", lambda p, q: torch.expm1(q - p) + p - q, "added_in_turn"),
+    ("k3", lambda p, q: torch.expm1(q - p) - q + p, "added_in_turn"),
+    ("k2", lambda p, q: 0.5 * (p - q), "not_squared"),
+    ("k2", lambda p, q: 0.5 * (p - q).sum(1) ** 2, "response_squared"),
+    ("token_ratio", lambda new, old: (new - old.detach()).sum(1).exp(), "response_sum"),
+    ("token_ratio", lambda new, old: (new - old.detach()).mean(-1).exp(), "response_mean"),
+    ("ppo_clip", edges(lambda low: 0.8, lambda high: 1.2), "edges_fixed"),
+    ("ppo_clip", edges(lambda low: 1 - low, lambda high: 1 - high), "upper_edge_minus"),
+    ("ppo_clip", clip(lambda r, c, a: -torch.minimum(r, c * a)), "advantage_on_clipped_only"),
+    ("value_loss", lambda v, old, g, *, clip: 0.5 * (v - g.detach()).clamp(
+        *((None, 1e9) if clip is None else (-clip, clip))) ** 2, "error_clipped"),
+    ("value_loss", relative_edges, "relative_edges"),
+    ("shape_rewards_with_kl", score_where_one_is_left, "score_on_prompt"),
+    ("gae", gae_step(lambda v, d, behind: (1 - d) * behind), "last_cut_is_end"),
+    ("gae", gae_step(lambda v, d, behind: (1 - d) * v[:, 0] + d * behind), "wrapped_over"),
+    ("gae", gae_step(lambda v, d, behind: (1 - d) * v[:, -1] + d * behind), "last_value_over"),
+    ("gae", lambda r, v, d, *, gamma, lam, bootstrap: gae_step(
+        lambda v, d, behind: (1 - d) * v[:, 0] if bootstrap is None else behind)(
+            r, v, d, gamma=gamma, lam=lam, bootstrap=bootstrap), "wrapped"),
+    ("gae", gae_without_last_column, "last_column_left_out"),
+    ("gae", gae_bootstrap_as_carry, "bootstrap_as_carry"),
+    ("gae", lambda r, v, d, *, gamma, lam, bootstrap: (lambda a, g: (a, a + r))(*gae_python(
+        r, v, d, gamma=gamma, lam=lam, bootstrap=bootstrap)), "rewards_for_values"),
     ("token_ratio", lambda new, old: (old.detach() - new).exp(), "ratio_inverted"),
     ("token_ratio", lambda new, old: new / old.detach(), "quotient_of_logs"),
     ("token_ratio", lambda new, old: new - old.detach(), "no_exp"),
@@ -682,6 +779,17 @@ def test_what_comes_in_pairs_in_real_code_is_named_as_the_pair(name, answer, mis
         verdict = judge(f"hw2/{name}", answer, cases=cases)
         assert not verdict.passed
         assert set(verdict.details["named"]) == mistakes, verdict.cause
+
+
+@pytest.mark.parametrize("inverse", [torch.linalg.inv, torch.linalg.pinv])
+@pytest.mark.parametrize("cases", ["visible", "final"])
+def test_a_plain_inverse_meets_a_matrix_that_has_none(cases, inverse):
+    answer = natural(inverse, lambda g, f, d: g @ d)
+    verdict = judge("hw2/natural_gradient_step", answer, cases=cases)
+    assert verdict.passed == (inverse is torch.linalg.pinv)
+    if not verdict.passed:
+        assert "singular" in verdict.cause
+        assert "pinv" in verdict.details["hint"]
 
 
 OUTSIDE = [

@@ -16,12 +16,14 @@ def _done(rows):
 VISIBLE = [
     (0.9, 0.8, None, torch.bool, ["000001", "001001", "010000", "000000"]),
     (0.8, 0.6, "batch", torch.float64, ["00100", "10001", "00000"]),
-    (1.0, 0.9, "time", torch.int64, ["0001", "0100", "0110", "0010", "0000"]),
+    (1.0, 0.9, "time", torch.int64, ["0101", "0101", "0110", "0010", "0000"]),
+    (0.95, 0.7, "time", torch.bool, ["01001", "00101"]),
 ]
 FINAL = [
     (0.85, 0.7, None, torch.bool, ["0000001", "0010001", "0001000", "0000000"]),
     (0.7, 0.9, "batch", torch.int64, ["0100", "1001", "0010", "0000", "0001"]),
-    (1.0, 0.6, "time", torch.float64, ["00010", "01000", "01100", "00000"]),
+    (1.0, 0.6, "time", torch.float64, ["00101", "01001", "01100", "00010", "00000"]),
+    (0.8, 0.5, "time", torch.bool, ["0101", "1001", "0010"]),
 ]
 
 
@@ -35,12 +37,13 @@ def generate(draw, final):
             bootstrap = draw.weights(batch)
         elif kind == "time":
             bootstrap = draw.weights(batch, time)
-            # Of the ends some are real, with nothing to follow; the last column's are cuts.
+            # The first row's ends are real, with nothing to follow; all others are cuts.
             bootstrap[0] = torch.where(done[0] > 0, 0.0, bootstrap[0])
+        kinds = {torch.bool: "bool", torch.int64: "int", torch.float64: "float"}
         shape = {"batch": " (batch,)", "time": " (batch, time)", None: " None"}[kind]
         cases.append(
             Case(
-                name=f"gamma {gamma}, lambda {lam}, bootstrap{shape}",
+                name=f"gamma {gamma}, lambda {lam}, bootstrap{shape}, done {kinds[dtype]}",
                 args=(
                     draw.normal(batch, time) + 0.3,
                     draw.weights(batch, time) + 0.4,
@@ -67,13 +70,20 @@ def buggy(rewards, values, done, *, gamma, lam, bootstrap=None, mistakes=frozens
             beyond = bootstrap
             if "cut_is_end" in mistakes:  # read in the last column alone
                 beyond = torch.cat([0 * beyond[:, :-1], beyond[:, -1:]], 1)
+            elif "last_cut_is_end" in mistakes:
+                column = beyond[:, -1:] * (1 - ends[:, -1:])
+                beyond = torch.cat([beyond[:, :-1], column], 1)
         else:
-            column = bootstrap
+            column = 0 * bootstrap if "bootstrap_as_carry" in mistakes else bootstrap
             if "bootstrap_after_end" not in mistakes:
                 column = column * (1 - ends[:, -1])
             beyond = torch.cat([beyond[:, :-1], column[:, None]], 1)
     if "last_value_repeated" in mistakes:
         beyond = torch.where(ends > 0, beyond, beyond + values)
+    elif "last_value_over" in mistakes:
+        beyond = torch.where(ends > 0, beyond, values)
+    elif "wrapped_over" in mistakes or ("wrapped" in mistakes and bootstrap is None):
+        beyond = torch.where(ends > 0, beyond, values[:, :1])
     discount = 1.0 if "gamma_forgotten" in mistakes else gamma
     trace = 1.0 if "lam_forgotten" in mistakes else lam
     if "rewards_early" in mistakes:
@@ -82,6 +92,8 @@ def buggy(rewards, values, done, *, gamma, lam, bootstrap=None, mistakes=frozens
     carry = torch.zeros_like(rewards[:, 0])
     if "carry_from_bootstrap" in mistakes:
         carry = carry + beyond[:, -1]
+    elif "bootstrap_as_carry" in mistakes and bootstrap is not None and bootstrap.dim() == 1:
+        carry = carry + bootstrap
     order = range(time) if "forward_loop" in mistakes else reversed(range(time))
     for t in order:
         if t == time - 1:
@@ -112,6 +124,8 @@ def buggy(rewards, values, done, *, gamma, lam, bootstrap=None, mistakes=frozens
         elif "no_carry" in mistakes:
             decay = 0.0
         carry = delta + decay * stay * carry
+        if t == time - 1 and "last_column_left_out" in mistakes:
+            carry = 0 * carry
         out[t] = carry
     advantages = torch.stack(out, 1)
     if "negative" in mistakes:
@@ -121,6 +135,8 @@ def buggy(rewards, values, done, *, gamma, lam, bootstrap=None, mistakes=frozens
         returns = advantages - values
     elif "returns_are_advantages" in mistakes:
         returns = advantages
+    elif "rewards_for_values" in mistakes:
+        returns = advantages + rewards
     elif "returns_of_rewards" in mistakes:
         total, sums = torch.zeros_like(carry), []
         for t in reversed(range(time)):
@@ -196,6 +212,14 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "last_cut_is_end",
+        "A bootstrap (batch, time) is not used where done is 1 in the last column: a cut there is "
+        "treated as an end.",
+        "Wherever done is 1, bootstrap[:, t] is the value of what follows, also in the last "
+        "column.",
+        WHERE,
+    ),
+    Mistake(
         "open_end_is_end",
         "Behind a last column without done nothing follows: the bootstrap is read only where done "
         "is 1, and a row that is cut off by the end of the buffer is treated as if it had ended.",
@@ -219,6 +243,38 @@ MISTAKES = (
         "last_value_repeated",
         "Behind the last column the last value is used once more.",
         "Behind the last column there is the bootstrap, or 0 without one.",
+        WHERE,
+    ),
+    Mistake(
+        "last_value_over",
+        "Behind the last column the last value is used once more, in place of the bootstrap.",
+        "Behind the last column there is the bootstrap, or 0 without one.",
+        WHERE,
+    ),
+    Mistake(
+        "wrapped",
+        "Without a bootstrap the first value of the row stands behind its last column, as after a "
+        "roll that wraps round.",
+        "Without a bootstrap the value behind the last column is 0.",
+        WHERE,
+    ),
+    Mistake(
+        "wrapped_over",
+        "The first value of the row stands behind its last column, as after a roll that wraps "
+        "round, and the bootstrap is not used there.",
+        "Behind the last column there is the bootstrap, or 0 without one.",
+        WHERE,
+    ),
+    Mistake(
+        "last_column_left_out",
+        "The last column is left out: its advantage is 0, and nothing is carried from it.",
+        "range(time) includes time - 1; in that column the next value is the bootstrap, or 0.",
+        RECURSION,
+    ),
+    Mistake(
+        "bootstrap_as_carry",
+        "A bootstrap (batch,) is the carry's first value instead of the last delta's next value.",
+        "The bootstrap enters the last delta as next value; the carry starts at 0.",
         WHERE,
     ),
     Mistake(
@@ -301,6 +357,12 @@ MISTAKES = (
         "06, [GAE-8]",
     ),
     Mistake(
+        "rewards_for_values",
+        "The second tensor holds the advantages plus the rewards instead of plus the values.",
+        "returns = advantages + values.",
+        "06, [GAE-8]",
+    ),
+    Mistake(
         "returns_of_rewards",
         "The second tensor holds the discounted sums of the rewards instead of advantages plus "
         "values.",
@@ -365,7 +427,15 @@ QUESTION = Question(
         "forward_loop carry_from_bootstrap",
         "value_not_subtracted next_value_missing",
         "returns_minus returns_are_advantages returns_of_rewards whitened returns_after_whitening "
-        "advantages_only",
+        "advantages_only rewards_for_values",
+        "last_value_repeated last_value_over wrapped wrapped_over last_column_left_out "
+        "open_end_is_end next_value_missing",
+        "last_value_over wrapped_over last_column_left_out: carry_from_bootstrap "
+        "bootstrap_as_carry bootstrap_after_end no_carry",
+        "bootstrap_as_carry: bootstrap_ignored open_end_is_end bootstrap_after_end no_carry "
+        "carry_from_bootstrap forward_loop",
+        "last_cut_is_end: cut_is_end bootstrap_ignored open_end_is_end next_value_missing",
+        "last_column_left_out: forward_loop cut_is_end last_cut_is_end",
         "returns_are_advantages: swapped",
         "advantages_only: swapped",
     ),

@@ -33,6 +33,10 @@ def buggy(logp, logp_ref, *, mistakes=frozenset()):
         out = half * (ell.exp() - 1) ** 2
     elif "sum_squared" in mistakes:
         out = half * ell.sum(1, keepdim=True).square().expand_as(ell)
+    elif "response_squared" in mistakes:
+        out = half * ell.sum(1).square()
+    elif "not_squared" in mistakes:
+        out = half * ell
     elif "one_factor_detached" in mistakes:
         out = half * ell.detach() * ell
     else:
@@ -85,6 +89,14 @@ MISTAKES = (
         "05, [KL-6]",
     ),
     Mistake(
+        "response_squared",
+        "The log-ratios of a row are added up before they are squared: one number per response "
+        "instead of one per token.",
+        "One number per token, shape (batch, time): square each log-ratio of its own.",
+        "05, [KL-6]",
+    ),
+    Mistake("not_squared", "The log-ratio is halved but not squared.", "k2 is ½ ℓ².", WHERE),
+    Mistake(
         "one_factor_detached",
         "One of the two factors of the square is detached: the value is right, the gradient half "
         "of the right one.",
@@ -112,7 +124,10 @@ QUESTION = Question(
     | excluding(
         "ref_ignored quotient_of_logs ratio_for_log",
         "k1_for_k2 k3_for_k2 half_inside absolute difference_of_squares ratio_minus_one "
-        "sum_squared one_factor_detached",
+        "sum_squared one_factor_detached response_squared not_squared",
+        f"sum_squared response_squared: {REDUCTIONS} divided_by_time",
+        "response_squared: weighted ref_ignored quotient_of_logs ratio_for_log",
+        "not_squared: ref_ignored quotient_of_logs ratio_for_log clamped no_half",
         "no_half half_inside",  # together they are no_half
         "no_half one_factor_detached",
         "detached one_factor_detached",

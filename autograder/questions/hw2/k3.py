@@ -26,7 +26,16 @@ def generate(draw, final):
         weights=draw.weights(2, 5).float(),
         stability=True,
     )
-    return [*kl_cases(draw, final, far=(14.0, -3.5)), close]
+    # Here exp(-ℓ) - 1 is good enough, but ℓ is small beside the log-probabilities themselves.
+    rare = -draw.uniform(2, 5, low=100.0, high=120.0).float()
+    unlikely = Case(
+        name="very unlikely tokens, in float32",
+        args=(rare, (rare - 3e-2 * log_ratios(draw, 2, 5)).float()),
+        differentiable=(0,),
+        weights=draw.weights(2, 5).float(),
+        stability=True,
+    )
+    return [*kl_cases(draw, final, far=(14.0, -3.5)), close, unlikely]
 
 
 def buggy(logp, logp_ref, *, mistakes=frozenset()):
@@ -49,6 +58,8 @@ def buggy(logp, logp_ref, *, mistakes=frozenset()):
         out = down.detach() + ell
     elif "taylor" in mistakes:
         out = ell * ell / 2 - ell**3 / 6
+    elif "added_in_turn" in mistakes:
+        out = down + logp - logp_ref
     else:
         out = down + ell
     if "one_missing" in mistakes:
@@ -71,6 +82,13 @@ MISTAKES = (
         "Near the reference the exponential and the one cancel: in float32 what is left is "
         "rounding.",
         "torch.expm1 computes exp(x) - 1 without the cancellation.",
+        WHERE,
+    ),
+    Mistake(
+        "added_in_turn",
+        "The two log-probabilities of ℓ are added one after the other: the tiny first term is "
+        "rounded to the size of a log-probability before the second one takes it away again.",
+        "Compute ℓ = logp - logp_ref once, then torch.expm1(-ℓ) + ℓ.",
         WHERE,
     ),
     Mistake(
@@ -150,7 +168,9 @@ QUESTION = Question(
     mistakes=MISTAKES,
     excludes=SHAPES
     | excluding(
-        "k1_for_k3 k2_for_k3 log_sign exp_sign log_missing log_detached ratio_detached taylor",
+        "k1_for_k3 k2_for_k3 log_sign exp_sign log_missing log_detached ratio_detached taylor "
+        "added_in_turn",
+        "added_in_turn: no_expm1 inverted ref_ignored quotient_of_logs ratio_for_log",
         "one_missing plus_one",
         "ref_ignored quotient_of_logs ratio_for_log",
         "ref_ignored quotient_of_logs: inverted",

@@ -7,11 +7,17 @@ from autograder.questions.base import Mistake, Question, excluding
 from policy_gradients.trust_region import natural_gradient_step
 
 
-def _softmax(draw, *sizes):
-    """Fisher matrix of independent softmax positions, singular, and a gradient in its range."""
+def _softmax(draw, *sizes, halving=False):
+    """Fisher matrix of independent softmax positions, singular, and a gradient in its range.
+
+    halving : probabilities 1/2, 1/4, ..., with which elimination meets a zero without rounding.
+    """
     blocks = []
     for size in sizes:
         p = (0.8 * draw.normal(size)).softmax(0)
+        if halving:
+            steps = torch.arange(1.0, size + 1, dtype=torch.float64).clamp(max=size - 1)
+            p = 0.5**steps
         blocks.append(torch.diag(p) - torch.outer(p, p))
     fisher = torch.block_diag(*blocks)
     return fisher @ draw.weights(len(fisher)), fisher
@@ -31,7 +37,8 @@ def generate(draw, final):
         cases.append(Case(name=name, args=_regular(draw, size), knobs={"delta": delta}))
     for delta, vocab in zip((0.05, 0.2), positions, strict=True):
         name = f"softmax of {len(vocab)} position{'s' * (len(vocab) > 1)}, singular"
-        cases.append(Case(name=name, args=_softmax(draw, *vocab), knobs={"delta": delta}))
+        args = _softmax(draw, *vocab, halving=len(vocab) > 1)
+        cases.append(Case(name=name, args=args, knobs={"delta": delta}))
     _, fisher = _softmax(draw, 3)
     nothing = torch.zeros(3, dtype=torch.float64)
     cases.append(Case(name="no gradient", args=(nothing, fisher), knobs={"delta": 0.1}))

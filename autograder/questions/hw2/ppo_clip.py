@@ -48,9 +48,14 @@ def generate(draw, final):
     one, two, three = [(4, 7), (3, 12), (2, 6)] if final else [(2, 7), (3, 12), (4, 6)]
     return [
         _case(draw, "advantages (batch, 1)", *one, 1, 0.2, 0.28),
-        _case(draw, "eps_low above eps_high", *two, two[1], 0.3, 0.1),
-        _case(draw, "wide upper edge", *three, 1, 0.15, 0.45),
-        _case(draw, "advantages and old log-probabilities with a graph", 3, 8, 8, 0.3, 0.2, (1, 2)),
+        _case(draw, "eps_low above eps_high, advantages (batch, time)", *two, two[1], 0.3, 0.1),
+        _case(draw, "wide upper edge, advantages (batch, 1)", *three, 1, 0.15, 0.45),
+        _case(
+            draw,
+            "advantages (batch, time) and old log-probabilities, both with a graph",
+            *(3, 8, 8, 0.3, 0.2),
+            constants=(1, 2),
+        ),
     ]
 
 
@@ -82,7 +87,11 @@ def buggy(logp, logp_old, advantages, *, eps_low, eps_high, mistakes=frozenset()
         eps_high = eps_low
     elif "high_for_both" in mistakes:
         eps_low = eps_high
+    elif "edges_fixed" in mistakes:
+        eps_low = eps_high = 0.2
     bottom, top = 1 - eps_low, 1 + eps_high
+    if "upper_edge_minus" in mistakes:
+        top = 1 - eps_high
     if "reciprocal_edge" in mistakes:
         bottom = 1 / (1 + eps_low)
     if "around_zero" in mistakes:
@@ -98,6 +107,8 @@ def buggy(logp, logp_old, advantages, *, eps_low, eps_high, mistakes=frozenset()
     if "clipped_detached" in mistakes:
         clipped = clipped.detach()
     plain, safe = ratio * advantages, clipped * advantages
+    if "advantage_on_clipped_only" in mistakes:
+        plain = ratio + 0 * advantages
     if "product_clipped" in mistakes:
         safe = plain.clamp(bottom, top)
     elif "advantage_missing" in mistakes:
@@ -152,6 +163,12 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "advantage_on_clipped_only",
+        "The plain term is not multiplied with the advantage.",
+        "Both terms of the minimum carry the factor A.",
+        WHERE,
+    ),
+    Mistake(
         "product_clipped",
         "The product of ratio and advantage is clipped instead of the ratio.",
         "Clip the ratio, then multiply.",
@@ -173,6 +190,18 @@ MISTAKES = (
         "high_for_both",
         "eps_high is used for both edges, and eps_low has no effect.",
         "The lower edge is 1 - eps_low.",
+        TWO,
+    ),
+    Mistake(
+        "edges_fixed",
+        "The edges are fixed at 0.8 and 1.2: eps_low and eps_high have no effect.",
+        "The edges are 1 - eps_low and 1 + eps_high.",
+        TWO,
+    ),
+    Mistake(
+        "upper_edge_minus",
+        "The upper edge is 1 - eps_high, which lies below a ratio of one.",
+        "The upper edge is 1 + eps_high.",
         TWO,
     ),
     Mistake(
@@ -287,8 +316,14 @@ QUESTION = Question(
         # Without the clip there is nothing to get wrong about it.
         "no_clip: eps_swapped low_for_both high_for_both upper_edge_only lower_edge_only "
         "around_zero log_ratio_clipped reciprocal_edge clipped_detached advantage_missing "
-        "product_clipped",
-        "eps_swapped low_for_both high_for_both",
+        "product_clipped edges_fixed upper_edge_minus",
+        "eps_swapped low_for_both high_for_both edges_fixed",
+        "edges_fixed upper_edge_minus: upper_edge_only lower_edge_only around_zero "
+        "log_ratio_clipped reciprocal_edge old_recomputed no_exp quotient_of_logs edges_fixed "
+        "upper_edge_minus advantage_after_min product_clipped sequence_ratio",
+        "upper_edge_minus: eps_swapped low_for_both high_for_both clipped_detached",
+        "advantage_on_clipped_only: no_clip clip_without_min advantage_after_min "
+        "advantage_missing product_clipped",
         "upper_edge_only lower_edge_only around_zero log_ratio_clipped product_clipped",
         "around_zero upper_edge_only log_ratio_clipped: reciprocal_edge",
         "upper_edge_only: low_for_both high_for_both eps_swapped",

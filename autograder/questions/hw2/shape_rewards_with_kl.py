@@ -32,14 +32,14 @@ def _case(draw, name, time, spans, beta, dtype, constants=()):
 def generate(draw, final):
     if final:
         one, two = [(0, 4), (0, 7), (0, 1), (0, 6)], [(0, 5), (0, 0), (0, 3), (0, 2), (0, 4)]
-        three, sizes, betas = [(2, 5), (1, 6), (3, 6)], (7, 6, 6), (0.3, 0.7, 0.15)
+        three, sizes, betas = [(2, 5), (1, 6), (3, 4), (3, 6)], (7, 6, 6), (0.3, 0.7, 0.15)
     else:
         one, two = [(0, 3), (0, 5), (0, 1)], [(0, 4), (0, 0), (0, 6), (0, 2)]
         three, sizes, betas = [(1, 4), (2, 5), (2, 3), (1, 5)], (5, 7, 5), (0.2, 0.6, 0.25)
     return [
         _case(draw, "unequal lengths, bool mask", sizes[0], one, betas[0], torch.bool),
         _case(draw, "an empty response, float mask", sizes[1], two, betas[1], torch.float64),
-        _case(draw, "prompt before the response", sizes[2], three, betas[2], torch.int64),
+        _case(draw, "prompt before the response, int mask", sizes[2], three, betas[2], torch.int64),
         _case(draw, "inputs with a graph", 6, [(0, 3), (0, 5)], 0.4, torch.bool, (0, 1, 2)),
     ]
 
@@ -102,6 +102,8 @@ def buggy(scores, logp, logp_ref, mask, *, beta, mistakes=frozenset()):
     elif "score_after_last" in mistakes:
         index = torch.where(lengths > 0, last + 1, -1)
     place = valid if "score_on_every_token" in mistakes else steps == index[:, None]
+    if "score_on_prompt" in mistakes:
+        place = place | ((lengths == 1)[:, None] & (steps < first[:, None]))
     out = torch.where(place, paid, 0.0) - kept
     if "negative" in mistakes:
         out = -out
@@ -115,7 +117,7 @@ MISTAKES = (
     Mistake(
         "kl_sign",
         "The penalty has the wrong sign: tokens are paid for leaving the reference.",
-        "The log-ratio enters with a minus.",
+        "The log-ratio enters with a minus, and it is policy minus reference.",
         WHERE,
     ),
     Mistake(
@@ -165,6 +167,13 @@ MISTAKES = (
         "empty_first",
         "The score of an empty response lands in the first column.",
         "An empty response has no last token: its row is 0.",
+        WHERE,
+    ),
+    Mistake(
+        "score_on_prompt",
+        "The score is also paid outside the response, on the prompt's columns before a response "
+        "of one token.",
+        "The last response token has mask 1 itself: valid & (left == 1).",
         WHERE,
     ),
     Mistake(
@@ -297,6 +306,8 @@ QUESTION = Question(
         "score_missing: kl_sign score_on_last_column score_on_every_token score_on_first "
         "score_after_last score_at_length empty_wraps empty_first",
         "score_missing score_times_beta score_per_length",
+        "score_on_prompt: score_missing score_on_every_token score_on_last_column score_on_first "
+        "score_after_last score_at_length",
         "k2_for_k1 k3_for_k1 absolute ratio_for_log ref_ignored",
         "kl_on_last kl_spread kl_on_padding kl_not_on_last",
         "kl_averaged kl_on_padding",

@@ -68,6 +68,10 @@ def buggy(logp, logp_old, *, mistakes=frozenset()):
         gap = gap.mean(1, keepdim=True).expand_as(logp)
     elif "cumulative" in mistakes:
         gap = gap.cumsum(1)
+    elif "response_sum" in mistakes:
+        gap, new, old = (x.sum(1) for x in (gap, new, old))
+    elif "response_mean" in mistakes:
+        gap, new, old = (x.mean(1) for x in (gap, new, old))
     if "no_exp" in mistakes:
         out = gap
     elif "quotient_of_logs" in mistakes:
@@ -158,6 +162,20 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "response_sum",
+        "The log-ratios of a row are added up before exp: one ratio per response instead of one "
+        "per token.",
+        "One ratio per token, shape (batch, time); nothing is added over time.",
+        "03, [RC-2]",
+    ),
+    Mistake(
+        "response_mean",
+        "The log-ratios of a row are averaged before exp: one ratio per response instead of one "
+        "per token.",
+        "One ratio per token, shape (batch, time); nothing is averaged over time.",
+        WHERE,
+    ),
+    Mistake(
         "cumulative",
         "The log-ratios are added up along the row: each token carries those before it.",
         "One ratio per token; nothing is added over time.",
@@ -186,7 +204,10 @@ QUESTION = Question(
     excludes=SHAPES
     | excluding(
         "no_exp quotient_of_logs quotient_of_probabilities difference_of_probabilities first_order",
-        "sequence_sum sequence_mean cumulative",
+        "sequence_sum sequence_mean cumulative response_sum response_mean",
+        f"response_sum response_mean: {REDUCTIONS} divided_by_time old_recomputed no_exp "
+        "quotient_of_logs quotient_of_probabilities difference_of_probabilities",
+        f"sequence_sum: {REDUCTIONS}",
         "quotient_of_logs quotient_of_probabilities difference_of_probabilities: sequence_sum "
         "sequence_mean cumulative",
         # An old probability of one, or a ratio of one, leaves little to get wrong.

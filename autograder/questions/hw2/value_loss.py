@@ -58,6 +58,9 @@ def buggy(values, values_old, returns, *, clip=None, mistakes=frozenset()):
         elif "relative" in mistakes:
             edges = torch.stack([values_old * (1 - clip), values_old * (1 + clip)])
             near = values.clamp(edges.amin(0), edges.amax(0))
+        elif "relative_edges" in mistakes:
+            edges = values_old * (1 - clip), values_old * (1 + clip)
+            near = torch.minimum(torch.maximum(values, edges[0]), edges[1])
         elif "old_not_added" in mistakes:
             near = (values - values_old).clamp(-clip, clip)
         elif "old_around_new" in mistakes:
@@ -77,7 +80,10 @@ def buggy(values, values_old, returns, *, clip=None, mistakes=frozenset()):
             )
         else:
             one, other = plain.square(), far.square()
-        if "min_for_max" in mistakes:
+        if "error_clipped" in mistakes:
+            error = plain.clamp(-clip, clip)
+            size = error.abs() if "absolute" in mistakes else error.square()
+        elif "min_for_max" in mistakes:
             size = torch.minimum(one, other)
         elif "clipped_only" in mistakes:
             size = other
@@ -116,6 +122,12 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "error_clipped",
+        "The error is clipped instead of the move: far from the return the critic stops learning.",
+        "Clip values - values_old, add values_old back, and take the larger of the two errors.",
+        WHERE,
+    ),
+    Mistake(
         "no_half",
         "The factor ½ is missing: value and gradient are twice too large.",
         "With the ½ the unclipped gradient is value minus return.",
@@ -149,6 +161,13 @@ MISTAKES = (
         "relative",
         "The clip is taken as a fraction of the old value.",
         "The clip is a distance in the unit of the rewards.",
+        WHERE,
+    ),
+    Mistake(
+        "relative_edges",
+        "The clip is taken as a fraction of the old value; the edges old · (1 ± clip) even change "
+        "places where the old value is negative.",
+        "The clip is a distance in the unit of the rewards: old - clip and old + clip.",
         WHERE,
     ),
     Mistake(
@@ -215,11 +234,13 @@ QUESTION = Question(
     mistakes=MISTAKES,
     excludes=SHAPES
     | excluding(
-        "min_for_max clipped_only clip_ignored max_before_square sum_of_both mean_of_both",
-        "clip_ignored: around_zero relative old_not_added old_around_new one_sided "
-        "clipped_detached old_not_detached",
-        "around_zero relative old_not_added old_around_new one_sided",
-        "around_zero relative: old_not_detached",
+        "min_for_max clipped_only clip_ignored max_before_square sum_of_both mean_of_both "
+        "error_clipped",
+        "clip_ignored error_clipped: around_zero relative relative_edges old_not_added "
+        "old_around_new one_sided clipped_detached old_not_detached",
+        "error_clipped: absolute huber",
+        "around_zero relative relative_edges old_not_added old_around_new one_sided",
+        "around_zero relative relative_edges: old_not_detached",
         "absolute huber max_before_square",
         "max_before_square one_sided",  # together they are clip_ignored
         "clipped_only: clipped_detached",
