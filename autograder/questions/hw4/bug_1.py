@@ -15,10 +15,14 @@ def positions(mask):
 
 def generate(draw, final):
     # columns, then the padding on the left: the first row's is neither the smallest nor the largest
-    kinds = [(9, (2, 0, 4, 1)), (8, (3, 1, 5, 4))] if final else [(8, (1, 0, 3, 2)), (7, (2, 4, 1))]
-    names = ("padding on both sides", "padding on the left")
+    if final:
+        kinds = [(9, (2, 0, 4, 1)), (8, (3, 1, 5, 4)), (6, (1, 0, 2))]
+    else:
+        kinds = [(8, (1, 0, 3, 2)), (7, (2, 4, 1)), (9, (3, 5, 0, 4))]
+    names = ("padding on both sides", "padding on the left, integers", "padding on the left")
+    dtypes = (torch.bool, torch.int64, torch.bool)
     cases = []
-    for name, (time, padding), dtype in zip(names, kinds, (torch.bool, torch.int64), strict=True):
+    for name, (time, padding), dtype in zip(names, kinds, dtypes, strict=True):
         left = torch.tensor(padding)
         left = left[[0, *(1 + draw.uniform(len(left) - 1).argsort()).tolist()]][:, None]
         right = draw.integers(3, len(left), 1) if "both" in name else torch.zeros_like(left)
@@ -33,7 +37,8 @@ def buggy(mask, *, mistakes=frozenset()):
     rows = mask.long().tolist()
     starts = [row.index(1) for row in rows]
     sizes = [sum(row) for row in rows]
-    for row, start, size in zip(rows, starts, sizes, strict=True):
+    for row, start_of, size in zip(rows, starts, sizes, strict=True):
+        start = start_of
         if "first_row_for_all" in mistakes:
             start = starts[0]
         elif "longest_for_all" in mistakes:
@@ -42,6 +47,8 @@ def buggy(mask, *, mistakes=frozenset()):
             start = max(starts)
         if "planted" in mistakes or "columns_cleaned" in mistakes:
             start = 0
+        elif "all_padding_subtracted" in mistakes:
+            start = len(row) - size
         line = [t - start for t in range(len(row))]
         if "backwards" in mistakes:
             line = [size - 1 - x for x in line]
@@ -51,7 +58,11 @@ def buggy(mask, *, mistakes=frozenset()):
             line = [x + 1 for x in line]
         elif "first_twice" in mistakes:
             line = [max(x - 1, 0) if token else x for x, token in zip(line, row, strict=True)]
-        if "planted" not in mistakes and "padding_counts_on" not in mistakes:
+        if "padding_keeps_count" in mistakes or "padding_clamped" in mistakes:
+            end = start_of + size
+            low = -1 if "padding_keeps_count" in mistakes else 0
+            line = [low] * start_of + line[start_of:end] + [line[end - 1]] * (len(row) - end)
+        elif "planted" not in mistakes and "padding_counts_on" not in mistakes:
             filler = (
                 1 if "padding_is_one" in mistakes else -1 if "padding_minus_one" in mistakes else 0
             )
@@ -99,6 +110,19 @@ TEXTS = {
         "The largest padding of the batch is subtracted in every row.",
         "Each row has padding of its own.",
     ),
+    "all_padding_subtracted": (
+        "All padding of a row is subtracted, also the padding behind the text.",
+        "Only padding on the left moves the positions: count the real tokens before each token.",
+    ),
+    "padding_keeps_count": (
+        "The padding is not 0: the running count stands at -1 before the text and stays at its "
+        "last value behind it.",
+        "Multiply with the mask, or choose with where(), at the end.",
+    ),
+    "padding_clamped": (
+        "The padding behind the text keeps the last position instead of being 0.",
+        "Multiply with the mask, or choose with where(), at the end.",
+    ),
     "padding_counts_on": (
         "On the padding the count goes on instead of being 0.",
         "Multiply with the mask, or choose with where(), at the end.",
@@ -114,9 +138,12 @@ TEXTS = {
 }  # fmt: skip
 MISTAKES = common.listed(TEXTS, WHERE)
 
-STARTS = "planted columns_cleaned first_row_for_all longest_for_all most_padding_for_all"
+STARTS = (
+    "planted columns_cleaned first_row_for_all longest_for_all most_padding_for_all "
+    "all_padding_subtracted"
+)
 LINES = "backwards doubled"
-FILLS = "padding_counts_on padding_is_one padding_minus_one"
+FILLS = "padding_counts_on padding_keeps_count padding_clamped padding_is_one padding_minus_one"
 QUESTION = Question(
     id="hw4/bug_1",
     title="Bug 1: good alone, bad in a batch",

@@ -14,10 +14,10 @@ def centred(rewards, prompts):
 
 
 def generate(draw, final):
-    sizes = [(4, 3), (2, 5), (5, 4)] if final else [(3, 4), (4, 2), (2, 6)]
+    sizes = [(4, 3), (2, 5), (5, 3)] if final else [(3, 4), (4, 2), (2, 6)]
     cases = []
     for groups, size in sizes:
-        names = 3 + 7 * draw.uniform(groups).argsort() + draw.integers(5, groups)
+        names = 7 * draw.uniform(groups).argsort() - 10 + draw.integers(5, groups)  # some negative
         prompts = names.repeat_interleave(size)
         rewards = draw.rewards(groups, size).reshape(-1)
         while True:  # a shuffle that really mixes: no block is one group
@@ -60,14 +60,19 @@ def buggy(rewards, prompts, *, mistakes=frozenset()):
         values = members - members.amax(1, keepdim=True)
     elif "number_of_prompts" in mistakes:
         values = members - total / groups
+    elif "one_less" in mistakes:
+        values = members - total / (width - 1)
     else:
         values = members - total / width
-    if "standardised" in mistakes:
-        values = values / (members.std(1, keepdim=True) + 1e-4)
+    if "standardised" in mistakes or "standardised_population" in mistakes:
+        ddof = 1 if "standardised" in mistakes else 0
+        values = values / (members.std(1, keepdim=True, correction=ddof) + 1e-4)
     if "negated" in mistakes:
         values = -values
     if "left_sorted" in mistakes:
         return values.reshape(-1)
+    if "order_again" in mistakes:
+        return values.reshape(-1)[order]
     out = torch.empty_like(rewards)
     out[where.reshape(-1)] = values.reshape(-1)
     return out
@@ -100,6 +105,10 @@ TEXTS = {
         "The advantages come back in sorted order, not in that of the batch.",
         "Put each advantage back into the row its reward came from.",
     ),
+    "order_again": (
+        "Sorted by prompt, and put back with the same permutation; the way back is its inverse.",
+        "`result[order] = sorted_values`, or index with order.argsort().",
+    ),
     "sum_subtracted": (
         "The sum of the group is subtracted instead of its mean.",
         "Divide by the number of answers to that prompt.",
@@ -107,6 +116,10 @@ TEXTS = {
     "number_of_prompts": (
         "The sum of the group is divided by the number of prompts.",
         "Divide by the number of answers to that prompt.",
+    ),
+    "one_less": (
+        "The sum of the group is divided by one less than its number of answers.",
+        "The baseline is the plain mean of all answers to that prompt.",
     ),
     "leave_one_out": (
         "The mean of the others is subtracted: a leave-one-out baseline.",
@@ -124,6 +137,10 @@ TEXTS = {
         "The result is divided by the group's standard deviation as well.",
         "Only the mean is subtracted here.",
     ),
+    "standardised_population": (
+        "The result is divided by the group's standard deviation as well.",
+        "Only the mean is subtracted here.",
+    ),
     "negated": (
         "The sign is flipped.",
         "An answer better than its group's mean has a positive advantage.",
@@ -132,7 +149,8 @@ TEXTS = {
 MISTAKES = common.listed(TEXTS, WHERE)
 
 GROUPS = "planted interleaved whole_batch sorted_by_reward permuted_twice"
-VALUES = "sum_subtracted number_of_prompts leave_one_out mean_only largest"
+VALUES = "sum_subtracted number_of_prompts one_less leave_one_out mean_only largest"
+ORDERS = "left_sorted order_again"
 QUESTION = Question(
     id="hw4/bug_3",
     title="Bug 3: no group is ever silent",
@@ -146,8 +164,10 @@ QUESTION = Question(
     excludes=excluding(
         GROUPS,
         VALUES,
-        "left_sorted: planted interleaved whole_batch permuted_twice sorted_by_reward",
-        "leave_one_out: standardised",
+        ORDERS,
+        f"{ORDERS}: planted interleaved whole_batch permuted_twice sorted_by_reward",
+        "standardised standardised_population",
+        "leave_one_out: standardised standardised_population",
         "whole_batch: number_of_prompts",
     ),
 )

@@ -27,25 +27,32 @@ def generate(draw, final):
                 weights=draw.weights(batch, response),
             )
         )
-    logits = (80 * draw.weights(2, 6, 5)).float()
-    cases.append(
-        Case(
-            name="large logits",
-            args=(logits, draw.integers(5, 2, 6)),
-            knobs={"prompt_length": 3},
-            differentiable=(0,),
-            weights=draw.weights(2, 3).float(),
-            stability=True,
+    # exp of the first overflows; softmax of the second rounds all but one token to 0
+    large = 120 + 3 * draw.normal(2, 6, 5)
+    apart = 30 * torch.tensor([2.0, -2, 1, -1.5, 0]).double() + draw.normal(2, 6, 5)
+    for name, logits in (("large logits", large), ("logits far apart", apart)):
+        tokens = draw.integers(5, 2, 6)
+        tokens[:, 4] = 1
+        cases.append(
+            Case(
+                name=name,
+                args=(logits.float(), tokens),
+                knobs={"prompt_length": 3},
+                differentiable=(0,),
+                weights=draw.weights(2, 3).float(),
+                stability=True,
+            )
         )
-    )
     return cases
 
 
 def buggy(logits, tokens, *, prompt_length, mistakes=frozenset()):
-    _, time, vocab = logits.shape
+    time = logits.shape[1]
     start = prompt_length
     if "planted" in mistakes:
         columns = range(start, time)
+    elif "rolled_forward" in mistakes:
+        columns = [(t + 1) % time for t in range(start, time)]
     elif "two_early" in mistakes:
         columns = range(start - 2, time - 2)
     elif "from_the_prompts_start" in mistakes:
@@ -66,11 +73,17 @@ def buggy(logits, tokens, *, prompt_length, mistakes=frozenset()):
         logp = used
     elif "unstable" in mistakes:
         logp = used - used.exp().sum(-1, keepdim=True).log()
+    elif "log_of_softmax" in mistakes:
+        logp = used.softmax(-1).log()
+    elif "kept_from_zero" in mistakes:
+        logp = (used.softmax(-1) + 1e-8).log()
+    elif "normalised_over_columns" in mistakes:
+        logp = used - logits.logsumexp(1, keepdim=True)
     elif "normalised_over_time" in mistakes:
         logp = used - used.logsumexp(1, keepdim=True)
     else:
         logp = used - used.logsumexp(-1, keepdim=True)
-    picked = (logp * torch.nn.functional.one_hot(chosen, vocab)).sum(-1)
+    picked = logp.gather(-1, chosen[..., None]).squeeze(-1)
     if "probabilities" in mistakes:
         picked = picked.exp()
     if "last_lost" in mistakes:
@@ -90,6 +103,10 @@ TEXTS = {
     "planted": (
         "The planted bug is still there: each token is scored with the logits that follow it.",
         "The logits in column t were computed after token t; they predict the next one.",
+    ),
+    "rolled_forward": (
+        "The shift goes the wrong way: each token is scored with logits one column behind it.",
+        "The logits one column before a token predict it: P - 1 to T - 2.",
     ),
     "two_early": (
         "Each token is scored with logits two columns before it.",
@@ -122,6 +139,22 @@ TEXTS = {
     "unstable": (
         "exp of the logits is computed on its own: in float32 it overflows.",
         "log_softmax subtracts the largest logit first.",
+        "11, [BUG-4]",
+    ),
+    "log_of_softmax": (
+        "The log is taken of a probability that float32 has already rounded to 0.",
+        "log_softmax never forms the probability.",
+        "11, [BUG-4]",
+    ),
+    "kept_from_zero": (
+        "A small number keeps the probability away from 0 before the log: very unlikely tokens get "
+        "a log-probability that is too high.",
+        "log_softmax never forms the probability and needs no such number.",
+        "11, [BUG-4]",
+    ),
+    "normalised_over_columns": (
+        "The logits are normalised over the positions instead of the vocabulary.",
+        "log_softmax over the last axis.",
     ),
     "normalised_over_time": (
         "The logits are normalised over the positions instead of the vocabulary.",
@@ -154,8 +187,11 @@ TEXTS = {
 }  # fmt: skip
 MISTAKES = common.listed(TEXTS, WHERE)
 
-COLUMNS = "planted two_early from_the_prompts_start reversed prompt_end_for_all"
-NORM = "no_normaliser unstable normalised_over_time"
+COLUMNS = "planted rolled_forward two_early from_the_prompts_start reversed prompt_end_for_all"
+NORM = (
+    "no_normaliser unstable log_of_softmax kept_from_zero normalised_over_columns "
+    "normalised_over_time"
+)
 SHAPES = "last_lost prompt_too summed"
 QUESTION = Question(
     id="hw4/bug_4",

@@ -40,12 +40,16 @@ def buggy(gradients, *, every, mistakes=frozenset()):
     total = torch.zeros_like(gradients[0])
     out = [torch.zeros_like(total) for _ in range(count)]
     good = spoiled = seen = 0
+    length = 0
     for k, gradient in enumerate(gradients):
+        length += 1
         fit = bool(gradient.isfinite().all())
         if "only_nan" in mistakes:
             fit = not bool(gradient.isnan().any())
         elif "nothing_tested" in mistakes:
             fit = True
+        elif "multiplied" in mistakes:
+            gradient, fit = gradient * fit, True
         elif "entries_cleaned" in mistakes:
             gradient, fit = gradient.nan_to_num(0.0, 0.0, 0.0), True
         seen += fit if "good_ones_counted" in mistakes else 1
@@ -60,6 +64,8 @@ def buggy(gradients, *, every, mistakes=frozenset()):
         last = k + 1 == count and "last_window_lost" not in mistakes
         if "one_late" in mistakes:
             boundary = k % every == 0 and k > 0
+        elif "one_late_from_zero" in mistakes:
+            boundary = k % every == 0
         else:
             boundary = seen % every == 0 and (fit or "good_ones_counted" not in mistakes)
         if "every_time" in mistakes:
@@ -75,10 +81,12 @@ def buggy(gradients, *, every, mistakes=frozenset()):
             step = step / every
         elif "rescaled" in mistakes:
             step = step * every / max(good, 1)
+        elif "rescaled_by_window" in mistakes:
+            step = step * length / max(good, 1)
         out[k] = step
         if "not_reset" not in mistakes:
             total = torch.zeros_like(total)
-        good = spoiled = 0
+        good = spoiled = length = 0
     result = torch.stack(out)
     if "negated" in mistakes:
         result = -result
@@ -101,6 +109,10 @@ TEXTS = {
     "nothing_tested": (
         "Bad micro-batches are added like any other.",
         "Test each micro-batch with isfinite() before adding it.",
+    ),
+    "multiplied": (
+        "Bad micro-batches are multiplied by 0, and 0 · NaN is NaN.",
+        "Choose the good rows with torch.where, or leave the bad ones out of the sum.",
     ),
     "entries_cleaned": (
         "Only the bad entries are set to 0; the rest of the bad micro-batch's gradient is kept.",
@@ -126,6 +138,10 @@ TEXTS = {
         "The step is taken one micro-batch late.",
         "Counting from 0, the window ends where (k + 1) % every is 0.",
     ),
+    "one_late_from_zero": (
+        "The optimiser steps where a window begins, not where it ends.",
+        "Counting from 0, the window ends where (k + 1) % every is 0.",
+    ),
     "every_time": (
         "The optimiser steps after every micro-batch.",
         "Only the last micro-batch of a window ends in a step.",
@@ -146,6 +162,10 @@ TEXTS = {
         "The sum is scaled up to make good for the micro-batches that were left out.",
         "What is left out adds 0; the denominators stay.",
     ),
+    "rescaled_by_window": (
+        "The sum is scaled up to make good for the micro-batches that were left out.",
+        "What is left out adds 0; the denominators stay.",
+    ),
     "negated": (
         "The sign is flipped.",
         "The optimiser subtracts it itself.",
@@ -157,9 +177,9 @@ TEXTS = {
 }  # fmt: skip
 MISTAKES = common.listed(TEXTS, WHERE)
 
-TESTS = "only_nan nothing_tested"
-WINDOWS = "planted good_ones_counted one_late every_time"
-SCALE = "mean_of_good mean_of_window rescaled"
+TESTS = "only_nan nothing_tested multiplied"
+WINDOWS = "planted good_ones_counted one_late one_late_from_zero every_time"
+SCALE = "mean_of_good mean_of_window rescaled rescaled_by_window"
 QUESTION = Question(
     id="hw4/bug_5",
     title="Bug 5: the gradient norm doubles now and then",
@@ -177,7 +197,7 @@ QUESTION = Question(
         f"{TESTS} entries_cleaned: planted restart window_dropped good_ones_counted",
         "restart window_dropped",
         "every_time: last_window_lost",
-        "nothing_tested: mean_of_good mean_of_window rescaled not_reset negated",
-        "entries_cleaned: mean_of_good rescaled",
+        f"nothing_tested multiplied: {SCALE} not_reset negated",
+        "entries_cleaned: mean_of_good rescaled rescaled_by_window",
     ),
 )

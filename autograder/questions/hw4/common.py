@@ -19,6 +19,9 @@ def dirty(x, mask, draw, *, hard: bool = False):
     return torch.where(mask, x, dirt)
 
 
-def listed(texts: dict[str, tuple[str, str]], lecture: str) -> tuple[Mistake, ...]:
-    """{name: (cause, hint)}, all explained in one place."""
-    return tuple(Mistake(name, cause, hint, lecture) for name, (cause, hint) in texts.items())
+def listed(texts: dict[str, tuple[str, ...]], lecture: str) -> tuple[Mistake, ...]:
+    """{name: (cause, hint)}, all explained in one place, or (cause, hint, another place)."""
+    return tuple(
+        Mistake(name, cause, hint, *(place or [lecture]))
+        for name, (cause, hint, *place) in texts.items()
+    )

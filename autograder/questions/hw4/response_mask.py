@@ -73,6 +73,8 @@ def buggy(tokens, *, eos_id, mistakes=frozenset()):
                     length += 1
             elif "second_end" in mistakes and len(ends) > 1:
                 length = ends[1] + 1
+            elif "until_second_end" in mistakes:
+                length = ends[1] if len(ends) > 1 else time
             elif "end_ignored" in mistakes or ("end_at_start_ignored" in mistakes and ends[0] == 0):
                 length = time
             if "end_dropped" in mistakes:
@@ -126,6 +128,10 @@ TEXTS = {
         "The mask reaches to the second end token.",
         "The first end token closes the response.",
     ),
+    "until_second_end": (
+        "The mask runs on until a second end token: what stands behind the first is counted.",
+        "The first end token closes the response: count the end tokens strictly before a position.",
+    ),
     "run_of_ends": (
         "The end tokens that follow the first one directly are counted as well.",
         "Where the padding id is the end id, only the first of them was an action.",
@@ -167,7 +173,7 @@ TEXTS = {
 MISTAKES = common.listed(TEXTS, WHERE)
 
 WHOLE = "ends_are_padding zeros_are_padding only_ends"
-SPAN = "last_end run_of_ends second_end end_ignored"
+SPAN = "last_end run_of_ends second_end until_second_end end_ignored"
 NO_END = "no_end_empty no_end_first_only no_end_last_dropped"
 QUESTION = Question(
     id="hw4/response_mask",

@@ -17,9 +17,9 @@ def step_normaliser(loss, mask, *, micro_batch):
 
 def generate(draw, final):
     shapes = (
-        [((3, 6, 0, 0, 1, 4, 2), 9, 2), ((5, 1, 2, 0, 4, 3, 1, 2), 6, 3), ((1, 4, 2, 3, 0), 6, 2)]
+        [((3, 6, 0, 0, 1, 4, 2), 9, 2), ((5, 1, 2, 6, 4, 3, 1, 2), 6, 3), ((1, 4, 2, 3, 5), 6, 2)]
         if final
-        else [((4, 1, 0, 0, 5), 6, 2), ((2, 5, 0, 1, 3, 4, 2), 8, 3), ((3, 1, 4), 5, 2)]
+        else [((4, 1, 0, 0, 5), 6, 2), ((2, 5, 3, 1, 6, 4, 2), 8, 3), ((3, 1, 4), 5, 2)]
     )
     kinds = [
         ("an empty micro-batch", torch.bool, False),
@@ -80,8 +80,16 @@ def buggy(loss, mask, *, micro_batch, mistakes=frozenset()):
             amount = amount / (batch * time)
         elif "part_size" in mistakes:
             amount = amount / (micro_batch * time)
+        elif "part_mean" in mistakes:
+            amount = amount / (len(part) * time)
         elif "sequences" in mistakes:
             amount = amount / batch
+        elif "own_sequences" in mistakes:
+            amount = amount / len(part)
+        elif "sequences_as_well" in mistakes:
+            amount = amount / total / len(part)
+        elif "own_sequence_means" in mistakes:
+            amount = (clean[part].sum(1) / m[part].sum(1).clamp(min=1)).mean()
         elif "per_sequence" in mistakes:
             amount = (clean[part].sum(1) / m[part].sum(1).clamp(min=1)).sum() / batch
         else:
@@ -132,9 +140,25 @@ TEXTS = {
         "The denominator is the padded size of one micro-batch.",
         "Count the mask's ones in the whole step.",
     ),
+    "part_mean": (
+        "Each micro-batch takes the mean of its own rectangle, padding counted along.",
+        "Count the mask's ones in the whole step.",
+    ),
     "sequences": (
         "The denominator is the number of sequences.",
         "A token mean divides by tokens.",
+    ),
+    "own_sequences": (
+        "Each micro-batch divides by its own number of sequences.",
+        "The denominator is the token count of the whole step, the same for every micro-batch.",
+    ),
+    "sequences_as_well": (
+        "The result is divided by the micro-batch's number of sequences as well.",
+        "With the step's token count below it, the sum over micro-batches is the mean already.",
+    ),
+    "own_sequence_means": (
+        "Each micro-batch averages the means of its own sequences.",
+        "Divide each micro-batch's sum over tokens by the tokens of the whole step.",
     ),
     "per_sequence": (
         "This is the mean per sequence: each sequence counts the same, whatever its length.",
@@ -181,7 +205,8 @@ MISTAKES = common.listed(TEXTS, WHERE)
 
 DIVISORS = (
     "own_tokens own_tokens_averaged own_tokens_nan own_share_of_sequences divided_twice "
-    "not_divided padded_size part_size sequences per_sequence"
+    "not_divided padded_size part_size part_mean sequences own_sequences "
+    "sequences_as_well own_sequence_means per_sequence"
 )
 PARTS = "number_of_parts last_part_lost strided"
 QUESTION = Question(

@@ -10,9 +10,10 @@ from policy_gradients.advantages import whiten
 
 def generate(draw, final):
     if final:
-        shapes = [((4, 1, 0, 6, 2), 7), ((3, 0, 5), 6), ((2, 5, 1, 0), 8)]
+        shapes = [((4, 1, 0, 6, 2), 7), ((3, 2, 5), 6), ((2, 5, 4, 3), 8)]
     else:
-        shapes = [((2, 5, 0, 1), 6), ((4, 0, 2, 1, 3), 5), ((1, 0, 4), 7)]
+        shapes = [((2, 5, 0, 1), 6), ((4, 3, 2, 5, 2), 6), ((2, 5, 4), 7)]
+    # only the first has an empty response: what divides by a length is seen in the others
     kinds = [("mask as bool", torch.bool, {}), ("mask of integers", torch.int64, {"eps": 0.4})]
     kinds += [("mask of 0. and 1.", torch.float64, {"eps": 0.15})]
     cases = []
@@ -35,7 +36,7 @@ def generate(draw, final):
 def buggy(advantages, mask, *, ddof=0, eps=1e-8, mistakes=frozenset()):
     m = mask.to(torch.float64)
     x = advantages
-    if "zeros_counted" in mistakes:
+    if {"zeros_counted", "zeros_in_std", "zeros_in_squares", "zeros_squared"} & mistakes:
         x = torch.where(mask.bool(), x, 0.0)
 
     def count(kept, axis):
@@ -50,16 +51,20 @@ def buggy(advantages, mask, *, ddof=0, eps=1e-8, mistakes=frozenset()):
     everything = torch.ones_like(m)
     whole = "padding_counted" in mistakes or "zeros_counted" in mistakes
     for_mean = everything if whole or "padding_in_mean" in mistakes else m
-    for_std = everything if whole or "padding_in_std" in mistakes else m
+    for_std = everything if whole else m
     if "mean_of_means" in mistakes:
         centre = mean(mean(x, m, 1), (m.sum(1, keepdim=True) > 0).to(m.dtype), None)
     else:
         centre = mean(x, for_mean, axis)
     about = 0.0 if "root_mean_square" in mistakes else centre
-    if "padding_in_std" in mistakes:
+    if "padding_in_std" in mistakes or "zeros_in_std" in mistakes:
+        for_std = everything
         about = mean(x, everything, axis)
-    squares = ((x - about) ** 2 * for_std).sum(axis, keepdim=True) if axis is not None else None
-    squares = ((x - about) ** 2 * for_std).sum() if squares is None else squares
+    elif "zeros_in_squares" in mistakes:
+        for_std = everything
+    squared = everything if {"zeros_squared", "padding_squared"} & mistakes else for_std
+    squares = ((x - about) ** 2 * squared).sum(axis, keepdim=True) if axis is not None else None
+    squares = ((x - about) ** 2 * squared).sum() if squares is None else squares
     size = count(for_std, axis)
     variance = squares / (size - ddof).clamp(min=1)
     if "single_nan" in mistakes:
@@ -100,6 +105,25 @@ TEXTS = {
     "padding_in_std": (
         "The padding takes part in the standard deviation, though not in the mean.",
         "The spread is over the response tokens, about their own mean.",
+    ),
+    "zeros_in_std": (
+        "The padding takes part in the standard deviation as zeros, though not in the mean.",
+        "The spread is over the response tokens, about their own mean.",
+    ),
+    "zeros_in_squares": (
+        "The padding takes part in the spread as zeros: their squared distances from the mean are "
+        "averaged along.",
+        "Leave the padding out of the squares: set it to 0 after squaring, and divide by the "
+        "number of response tokens.",
+    ),
+    "zeros_squared": (
+        "The padding's zeros take part in the spread: their squared distance from the mean is "
+        "added.",
+        "Set the padding to 0 after squaring, not before.",
+    ),
+    "padding_squared": (
+        "The padding takes part in the spread: its squared distance from the mean is added.",
+        "Only response tokens belong to the sum of squares.",
     ),
     "per_response": (
         "Each response is whitened by itself.",
@@ -156,7 +180,8 @@ TEXTS = {
 }  # fmt: skip
 MISTAKES = common.listed(TEXTS, WHERE)
 
-STATISTICS = "padding_counted zeros_counted padding_in_mean padding_in_std mean_of_means"
+SPREADS = "padding_in_std zeros_in_std zeros_in_squares zeros_squared padding_squared"
+STATISTICS = f"padding_counted zeros_counted padding_in_mean {SPREADS} mean_of_means"
 AXES = "per_response per_position"
 DIVISOR = "variance eps_in_root eps_missing not_scaled"
 QUESTION = Question(
@@ -176,7 +201,7 @@ QUESTION = Question(
         f"{AXES}: {STATISTICS} root_mean_square",
         f"root_mean_square: {STATISTICS} not_scaled",
         f"single_nan: {STATISTICS} {AXES} {DIVISOR}",
-        "not_scaled: padding_in_std mean_added_back",
+        f"not_scaled: {SPREADS} mean_added_back",
         "not_centred: mean_added_back padding_in_mean mean_of_means root_mean_square",
     ),
     variants=({"ddof": 0}, {"ddof": 1}),
