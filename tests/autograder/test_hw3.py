@@ -280,9 +280,9 @@ def df_any(correctness, *, low=0.0, high=1.0):
     return (correctness != low).any(1) & (correctness != high).any(-1)
 
 
-def df_mean(correctness, *, low=0.0, high=1.0):
-    mean = correctness.double().mean(dim=1)
-    return torch.logical_and(mean > low, mean < high)
+def df_distance(correctness, *, low=0.0, high=1.0):
+    far = [(correctness - end).abs().amax(dim=1) > 0 for end in (low, high)]
+    return torch.logical_and(*far)
 
 
 def df_extremes(correctness, *, low=0.0, high=1.0):
@@ -402,7 +402,7 @@ EQUIVALENT = {
         cispo_no_grad, cispo_minmax, cispo_logs, cispo_where, cispo_loop, cispo_float32,
     ],
     "sapo": [sapo_tanh, sapo_two_losses, sapo_exp, sapo_clamped, sapo_loop, sapo_float32],
-    "dapo_filter": [df_loop, df_counts, df_any, df_mean, df_extremes, df_product],
+    "dapo_filter": [df_loop, df_counts, df_any, df_distance, df_extremes, df_product],
     "overlong_penalty": [op_where, op_loop, op_relu, op_min, op_hardtanh, op_masks],
     "grpo_loss": [gl_loop, gl_max_of_losses, gl_gate, gl_flat, gl_nan_to_num, gl_float32],
 }  # fmt: skip
@@ -485,6 +485,37 @@ def own_count(loss, m, n):
     return by_rows(loss, m)
 
 
+def over_own_tokens(loss, m, n):
+    return masked(loss, m).sum() / m.sum().clamp(min=1)
+
+
+def over_tokens_or_count(loss, m, n):
+    return masked(loss, m).sum() / (n or m.sum().clamp(min=1))
+
+
+def by_every_length(loss, m, n):
+    return (masked(loss, m).sum(1) / m.sum(1, keepdim=True).clamp(min=1)).sum() / (n or len(m))
+
+
+def padding_left(loss, m, n):
+    return (loss.sum(1) / m.sum(1).clamp(min=1)).sum() / (n or len(m))
+
+
+def sapo_of(inner, factor=lambda a, tau, new, old: a.detach() * 4 / tau, choose=torch.sign):
+    """sapo made of what stands inside the sigmoid, (tau, ratio, advantages), and before it."""
+
+    def answer(new, old, a, *, tau_pos, tau_neg):
+        tau = torch.where(choose(a) > 0, tau_pos, tau_neg)
+        gate = torch.sigmoid(inner(tau, (new - old.detach()).exp(), a.detach()))
+        return -factor(a, tau, new, old) * gate
+
+    return answer
+
+
+def centred(tau, ratio, a):
+    return tau * (ratio - 1)
+
+
 WRONG = [
     ("mean_per_sequence", lambda x, m, *, sequences=None: by_rows(x, m), {"sequences_ignored"}),
     ("mean_per_sequence", lambda x, m, *, sequences=None: added_up(x, m, sequences),
@@ -504,6 +535,30 @@ WRONG = [
      by_rows(x, m) / (sequences or 1), {"sequences_twice"}),
     ("mean_per_sequence", lambda x, m, *, sequences=None:
      masked(x, m).sum(1) / m.sum(1).clamp(min=1) / (sequences or len(x)), {"not_reduced"}),
+    # one average under another's name, with the count honoured, ignored, or as the divisor
+    ("mean_per_sequence", lambda x, m, *, sequences=None: over_own_tokens(x, m, None),
+     {"per_token", "sequences_ignored"}),
+    ("mean_per_sequence", lambda x, m, *, sequences=None: over_tokens_or_count(x, m, sequences),
+     {"per_token_counted"}),
+    ("mean_per_token", lambda x, m, *, tokens=None: by_rows(x, m),
+     {"per_sequence", "tokens_ignored"}),
+    ("mean_per_token", lambda x, m, *, tokens=None: by_rows(x, m, tokens),
+     {"per_sequence_counted"}),
+    ("mean_fixed_length", lambda x, m, *, length, sequences=None: over_own_tokens(x, m, None),
+     {"per_token"}),
+    ("mean_fixed_length", lambda x, m, *, length, sequences=None:
+     over_tokens_or_count(x, m, sequences), {"per_token_counted"}),
+    ("mean_fixed_length", lambda x, m, *, length, sequences=None: by_rows(x, m),
+     {"own_length", "sequences_ignored"}),
+    ("mean_fixed_length", lambda x, m, *, length, sequences=None:
+     masked(x, m)[:, :length].sum() / length / (sequences or len(x)), {"cut_at_length"}),
+    ("mean_per_sequence", lambda x, m, *, sequences=None: by_every_length(x, m, sequences),
+     {"broadcast"}),
+    ("mean_per_sequence", lambda x, m, *, sequences=None:
+     by_every_length(x, m, sequences) / (1 if sequences else len(x)), {"broadcast_mean"}),
+    ("mean_per_sequence", lambda x, m, *, sequences=None:
+     (masked(x, m).sum(0) / m.sum(0).clamp(min=1)).sum() / (sequences or len(x)),
+     {"wrong_axis_rows"}),
     ("mean_per_token", lambda x, m, *, tokens=None: x[m.bool()].mean().nan_to_num(),
      {"tokens_ignored"}),
     ("mean_per_token", lambda x, m, *, tokens=None: x[m.bool()].sum() / (tokens or m.sum()),
@@ -556,6 +611,19 @@ WRONG = [
         (new - old.detach()).exp(), a.detach(), eps_low, eps_high), {"ppo"}),
     ("cispo", lambda new, old, a, *, eps_low, eps_high: -(new.exp() / old.exp()).detach().clamp(
         1 - eps_low, 1 + eps_high) * a.detach() * new, {"quotient_of_probabilities"}),
+    ("cispo", lambda new, old, a, *, eps_low, eps_high: -(new - old).exp().clamp(
+        1 - eps_low, 1 + eps_high).detach() * a.detach(), {"weight_alone"}),
+    ("cispo", lambda new, old, a, *, eps_low, eps_high: -(new - old).exp().clamp(
+        1 - eps_low, 1 + eps_high).detach() * a.detach() * old, {"old_logp_attached"}),
+    ("sapo", sapo_of(lambda tau, ratio, a: tau * ratio - 1), {"parentheses"}),
+    ("sapo", sapo_of(centred, choose=torch.mean), {"tau_by_mean"}),
+    ("sapo", sapo_of(centred, lambda a, tau, new, old: a.detach() * 4 / tau * new),
+     {"logp_beside"}),
+    ("sapo", sapo_of(lambda tau, ratio, a: tau * a * (ratio - 1),
+                     lambda a, tau, new, old: 4 / tau), {"advantage_inside"}),
+    ("sapo", sapo_of(centred, lambda a, tau, new, old: 4 * a.detach() * (new - old.detach()).exp()
+                     * torch.sigmoid(-tau * ((new - old.detach()).exp() - 1))),
+     {"slope_returned"}),
     ("sapo", lambda new, old, a, *, tau_pos, tau_neg: -a.detach() * torch.sigmoid(torch.where(
         a > 0, tau_pos, tau_neg) * ((new - old.detach()).exp() - 1)), {"no_factor"}),
     ("sapo", lambda new, old, a, *, tau_pos, tau_neg: sapo_exp(
@@ -569,6 +637,10 @@ WRONG = [
         new, old, a, tau_pos=tau_pos, tau_neg=tau_neg) + 2 * a.detach() / torch.where(
         a > 0, tau_pos, tau_neg), {"half_subtracted"}),
     ("dapo_filter", lambda c, *, low=0.0, high=1.0: c.double().std(1) > 0, {"no_contrast"}),
+    ("dapo_filter", lambda c, *, low=0.0, high=1.0:
+     (c.float().mean(1) > low) & (c.float().mean(1) < high), {"mean_compared"}),
+    ("dapo_filter", lambda c, *, low=0.0, high=1.0:
+     (c.double().mean(1) != low) & (c.double().mean(1) != high), {"mean_compared"}),
     ("dapo_filter", lambda c, *, low=0.0, high=1.0: (c == low).all(1) | (c == high).all(1),
      {"dropped_returned"}),
     ("dapo_filter", lambda c, *, low=0.0, high=1.0: (c == high).any(1) & (c == low).any(1),
@@ -586,6 +658,8 @@ WRONG = [
         min=-1), {"short_unlimited"}),
     ("overlong_penalty", lambda n, *, max_length, cache: -((n - max_length + cache) / max_length)
      .clamp(0) * (n <= max_length) - 1.0 * (n > max_length), {"by_max_length"}),
+    ("overlong_penalty", lambda n, *, max_length, cache: ((max_length - cache - n) / max_length)
+     .clamp(-1, 0), {"by_max_length_clamped"}),
     ("overlong_penalty", lambda n, *, max_length, cache: -(n > max_length).float(), {"step"}),
     ("overlong_penalty", lambda n, *, max_length, cache: ((max_length - cache - n) // cache).clamp(
         -1, 0).double(), {"step_at_start"}),
@@ -597,6 +671,10 @@ WRONG = [
     ("grpo_loss", grpo_from(ppo, over_columns), {"padded_width"}),
     ("grpo_loss", grpo_from(ppo, added_up), {"sum_over_tokens"}),
     ("grpo_loss", grpo_from(ppo, own_count), {"sequences_ignored"}),
+    ("grpo_loss", grpo_from(ppo, over_own_tokens), {"per_token", "sequences_ignored"}),
+    ("grpo_loss", grpo_from(ppo, over_tokens_or_count), {"per_token_counted"}),
+    ("grpo_loss", grpo_from(ppo, by_every_length), {"broadcast"}),
+    ("grpo_loss", grpo_from(ppo, padding_left), {"padding_left"}),
     ("grpo_loss", grpo_from(lambda r, a, low, high: -r * a), {"no_clip"}),
     ("grpo_loss", grpo_from(lambda r, a, low, high: -r.clamp(1 - low, 1 + high) * a),
      {"clip_only"}),
@@ -807,6 +885,30 @@ def slopes(function, logp):
     logp = logp.clone().requires_grad_()
     out = function(logp)
     return out.detach(), torch.autograd.grad(out.sum(), logp)[0]
+
+
+def test_the_minutes_of_the_table_are_those_announced(notebook):
+    title = source_of(notebook, "title")
+    rows = re.findall(r"^\|.*\| (\d+) \|$", title, re.M)
+    assert len(rows) == 6
+    assert f"about {sum(map(int, rows))} minutes of work" in title
+
+
+def test_the_example_cells_hold_the_examples(notebook, solution):
+    space = dict(solution)
+    for k in range(1, 6):
+        exec(source_of(notebook, f"q{k}-example"), space)
+    close(space["mean_per_sequence"](**space["example_1"]), 4)
+    close(space["gspo"](**space["example_2"]), [[-1.3] * 3, [0.905] * 3])
+    cispo = space["cispo"](**space["example_3"], eps_low=0.2, eps_high=0.28)
+    close(cispo, [[0.8, 1.1, 2.56], [-0.8, -2, -0.64]])
+    sapo = space["sapo"](**space["example_3"], tau_pos=1.0, tau_neg=2.0)
+    close(sapo, [[-1.510, -2.100, -2.490], [0.538, 1, 1.762]])
+    assert space["dapo_filter"](space["example_4"]).tolist() == [False, True, False, True]
+    lengths = space["example_lengths"]
+    penalty = space["overlong_penalty"](lengths, max_length=512, cache=128)
+    close(penalty, [0.0, 0, -0.5, -1, -1])
+    close(space["grpo_loss"](**space["example_5"]), -0.377)
 
 
 def test_the_hand_example_of_the_averages(solution):

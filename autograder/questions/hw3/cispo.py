@@ -35,8 +35,10 @@ def buggy(logp, logp_old, advantages, *, eps_low, eps_high, mistakes=frozenset()
         weight = torch.where(past, 0.0, weight)
     if not {"weight_not_detached", "nothing_detached", "no_logp"} & mistakes:
         weight = weight.detach()
-    if "no_logp" in mistakes:
+    if {"no_logp", "weight_alone"} & mistakes:
         loss = weight * advantages
+    elif "old_logp_attached" in mistakes:
+        loss = weight * advantages * logp_old
     elif "probabilities" in mistakes:
         loss = weight * advantages * logp.exp()
     elif "old_logp" in mistakes:
@@ -61,6 +63,12 @@ MISTAKES = (
         "The log-probability is missing and the clipped ratio itself is differentiated: outside "
         "the edges the gradient is zero.",
         "The weight is a constant; what is differentiated is the log-probability.",
+        WHERE,
+    ),
+    Mistake(
+        "weight_alone",
+        "Only the constant weight is left: the log-probability after it is missing.",
+        "The weight is rightly detached; what is differentiated is the log-probability beside it.",
         WHERE,
     ),
     Mistake(
@@ -125,6 +133,13 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "old_logp_attached",
+        "The old log-probability stands after the weight: the new one has no gradient, and the old "
+        "one gets it.",
+        "The log-probability of the policy being trained carries the gradient.",
+        WHERE,
+    ),
+    Mistake(
         "log_ratio",
         "The difference of the log-probabilities is weighted instead of the log-probability.",
         "The gradient is the same, the value is not: the formula has log π alone.",
@@ -148,7 +163,10 @@ MISTAKES = (
 EDGES = (
     "eps_swapped eps_low_twice eps_high_twice lower_edge_missing upper_edge_missing edges_of_log"
 )
-LAST = "no_logp probabilities old_logp log_ratio ratio_for_logp logp_cut"
+LAST = (
+    "no_logp weight_alone probabilities old_logp old_logp_attached log_ratio ratio_for_logp "
+    "logp_cut"
+)
 QUESTION = Question(
     id="hw3/cispo",
     title="A bounded, constant weight (CISPO)",
@@ -167,7 +185,8 @@ QUESTION = Question(
         f"gate eps_as_largest_weight no_clip: {EDGES}",
         "gate ppo_gate eps_as_largest_weight no_clip",
         "weight_not_detached nothing_detached",
-        "no_logp: weight_not_detached nothing_detached no_clip",
+        "no_logp weight_alone: weight_not_detached nothing_detached",
+        "no_logp: no_clip",
         "eps_as_largest_weight: weight_not_detached nothing_detached ratio_inverted old_ignored",
         "ratio_inverted difference_for_ratio quotient_of_logs quotient_of_probabilities "
         "old_ignored",

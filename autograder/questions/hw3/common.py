@@ -25,7 +25,7 @@ def dirty(x, mask, draw, *, hard: bool):
 
 
 def average_cases(draw, final, knobs):
-    """Cases of an average: lengths that differ, an empty response, dirt, every kind of mask.
+    """Cases of an average: lengths that differ, an empty answer, dirt, every kind of mask.
 
     knobs : one dict per case: whole batch, dirt of NaN and inf, counts of a larger step.
     """
@@ -89,11 +89,17 @@ def surrogate_cases(draw, final, knobs):
 
     knobs : three dicts; the clip's edges are read from them where they are there.
     """
-    shapes = [(6, 5, 1), (3, 8, 8), (4, 3, 1)] if final else [(4, 6, 1), (5, 3, 3), (2, 7, 1)]
-    names = ("advantages (batch, 1)", "advantages (batch, time)", "everything from a network")
+    shapes = [(6, 5, 1), (3, 8, 8), (5, 3, 1)] if final else [(4, 6, 1), (5, 3, 3), (3, 7, 1)]
+    names = (
+        "advantages (batch, 1)",
+        "advantages (batch, time)",
+        "every argument requires a gradient",
+    )
     cases = []
     for name, (batch, time, width), knob in zip(names, shapes, knobs, strict=True):
         advantages = signs(draw, batch, width)
+        if width > 1:
+            advantages = -advantages  # the mean is negative here, and positive in the last case
         edges = knob.get("eps_low", 0.3), knob.get("eps_high", 0.1)
         rho = ratios(draw, advantages.expand(batch, time).clone(), *edges)
         logp = log_probs(draw, batch, time)
@@ -103,7 +109,7 @@ def surrogate_cases(draw, final, knobs):
                 args=(logp, logp - rho.log(), advantages),
                 knobs=knob,
                 differentiable=(0,),
-                constants=(1, 2) if "network" in name else (),
+                constants=(1, 2) if "gradient" in name else (),
                 weights=draw.weights(batch, time),
             )
         )
@@ -165,6 +171,14 @@ def row_lengths(on, mistakes):
     return lengths
 
 
+def row_means(x, on, mistakes):
+    """Row means (batch,); by mistake each row sum by every length, (batch, batch)."""
+    sums, lengths = x.sum(1), row_lengths(on, mistakes)
+    if {"broadcast", "broadcast_mean"} & mistakes:
+        return sums / lengths[:, None]
+    return sums / lengths
+
+
 def over_sequences(rows, on, sequences, mistakes):
     """Row sums or means (batch,) -> scalar: divided by the number of sequences."""
     batch = len(rows)
@@ -173,6 +187,8 @@ def over_sequences(rows, on, sequences, mistakes):
     if "not_reduced" in mistakes:
         return rows / count
     total = rows.sum()
+    if "broadcast_mean" in mistakes and sequences is None:
+        return rows.mean()
     if "batch_not_averaged" in mistakes:
         return total
     if "sequences_twice" in mistakes and sequences is not None:
@@ -250,18 +266,19 @@ def weights_of(advantages, mistakes):
 # --- their texts --------------------------------------------------------------------------------
 
 AVERAGE, STEP, CLIP, RATIO = "09, [AGG-1]", "09, [AGG-9]", "03, [RC-6]", "03, [RC-3]"
+PADDING = "the statement, [AGG-1]"
 
 TEXTS = {  # of mistakes: cause, hint, lecture
     "mask_multiplied": (
         "Padding is removed by multiplying with the mask: NaN and inf survive that.",
         "0 times NaN is NaN; choose with torch.where (or masked_fill) before any arithmetic.",
-        "11, [BUG-3]",
+        PADDING,
     ),
     "masked_too_late": (
         "Padding is replaced only after the ratio was computed from it: the value is right, but "
         "in the backward pass 0 times NaN is NaN.",
         "Clean the inputs of the ratio with torch.where, not its result.",
-        "11, [BUG-3]",
+        PADDING,
     ),
     "padding_counted": (
         "Padding is added up as if it were tokens: only the divisor knows the mask.",
@@ -270,72 +287,84 @@ TEXTS = {  # of mistakes: cause, hint, lecture
     ),
     "mask_inverted": (
         "The mask is used the wrong way round: the padding counts and the tokens do not.",
-        "The mask is 1 on response tokens.",
+        "The mask is 1 on answer tokens.",
         AVERAGE,
     ),
     "last_token_dropped": (
-        "The last token of every response, its end token, is left out.",
+        "The last token of every answer, its end token, is left out.",
         "The mask already includes the end token; use it as it comes.",
         AVERAGE,
     ),
     "first_token_dropped": (
-        "The first token of every response is left out.",
+        "The first token of every answer is left out.",
         "Nothing is shifted here; use the mask as it comes.",
         AVERAGE,
     ),
     "length_plus_one": (
-        "The length of each response is taken one too large.",
-        "Only an empty response needs protection: clamp(min=1) leaves the others alone.",
+        "The length of each answer is taken one too large.",
+        "Only an empty answer needs protection: clamp(min=1) leaves the others alone.",
         AVERAGE,
     ),
     "empty_nan": (
-        "An empty response divides 0 by 0.",
-        "clamp(min=1) on the lengths lets a response without tokens add 0.",
+        "An empty answer divides 0 by 0.",
+        "clamp(min=1) on the lengths lets an answer without tokens add 0.",
         AVERAGE,
     ),
     "padded_width": (
-        "The padded width of the batch is taken for the length of each response.",
-        "The length of a response is the sum of its mask.",
+        "The padded width of the batch is taken for the length of each answer.",
+        "The length of an answer is the sum of its mask.",
         AVERAGE,
     ),
     "longest": (
-        "The longest response of the batch lends its length to all of them.",
-        "Each response has a length of its own: the sum of its mask.",
+        "The longest answer of the batch lends its length to all of them.",
+        "Each answer has a length of its own: the sum of its mask.",
         AVERAGE,
     ),
     "length_twice": (
-        "Each response is divided by its length twice.",
+        "Each answer is divided by its length twice.",
         "A mean over tokens divides by their number once.",
         AVERAGE,
     ),
     "length_root": (
-        "Each response is divided by the root of its length.",
+        "Each answer is divided by the root of its length.",
         "A mean over tokens divides by their number.",
         AVERAGE,
     ),
+    "broadcast": (
+        "A (batch,) and a (batch, 1) were combined into (batch, batch): every answer is divided by "
+        "the length of every answer.",
+        "Row sums and lengths need the same axes: keepdim=True for both, or for none.",
+        AVERAGE,
+    ),
+    "broadcast_mean": (
+        "A (batch,) and a (batch, 1) were combined into (batch, batch), and the mean of that is "
+        "taken: every answer is divided by the length of every answer.",
+        "Row sums and lengths need the same axes: keepdim=True for both, or for none.",
+        AVERAGE,
+    ),
     "sum_over_tokens": (
-        "The tokens of a response are added up, and nothing is divided by a length.",
+        "The tokens of an answer are added up, and nothing is divided by a length.",
         "Compare the divisors of the four averages.",
         "09, [AGG-7]",
     ),
     "batch_not_averaged": (
-        "The responses are added up and not divided by their number.",
+        "The answers are added up and not divided by their number.",
         "The outer average divides by the number of sequences.",
         AVERAGE,
     ),
     "empty_not_counted": (
-        "An empty response is left out of the number of sequences.",
-        "It adds 0, and it still counts as a response.",
+        "An empty answer is left out of the number of sequences.",
+        "It adds 0, and it still counts as an answer.",
         AVERAGE,
     ),
     "sequences_ignored": (
         "The argument sequences is ignored: every micro-batch divides by its own number of "
-        "responses.",
+        "answers.",
         "Use the count of the whole step where one is given.",
         STEP,
     ),
     "sequences_twice": (
-        "With sequences given, the result is divided by this micro-batch's number of responses "
+        "With sequences given, the result is divided by this micro-batch's number of answers "
         "as well.",
         "One denominator only: that of the whole step, where it is given.",
         STEP,
@@ -483,10 +512,11 @@ TEXTS = {  # of mistakes: cause, hint, lecture
 }
 
 
-def mistakes(*names: str, lecture: str | None = None) -> tuple[Mistake, ...]:
+def mistakes(*names: str, lecture: str | None = None, padding: str = PADDING):
     """Mistakes that several questions know by the same name and text."""
+    instead = {AVERAGE: lecture or AVERAGE, PADDING: padding}
     found = []
     for name in names:
         cause, hint, at = TEXTS[name]
-        found.append(Mistake(name, cause, hint, lecture if lecture and at == AVERAGE else at))
+        found.append(Mistake(name, cause, hint, instead.get(at, at)))
     return tuple(found)

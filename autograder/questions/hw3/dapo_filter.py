@@ -31,6 +31,11 @@ def generate(draw, final):
     sizes = (5, 3, 6, 2) if final else (4, 3, 5, 2)
     own = {"low": -1.0, "high": 2.0} if final else {"low": -2.0, "high": 1.0}
     away = {"low": 2.0, "high": 4.0} if final else {"low": 1.0, "high": 3.0}
+    odd = {"low": 0.9, "high": 1.95} if final else {"low": 0.45, "high": 0.85}
+    decimals = groups(0.0, 1.0, 7, (0, 1, 2, 3, 8, 9))  # a mean of 7 is not its own entries here
+    low, high = (torch.tensor(x, dtype=torch.float64) for x in odd.values())
+    between = low + (high - low) * decimals
+    decimals = torch.where(decimals == 0, low, torch.where(decimals == 1, high, between))
     return [
         Case(name="partial credit", args=(groups(0.0, 1.0, sizes[0], everything),)),
         Case(
@@ -40,6 +45,7 @@ def generate(draw, final):
         Case(
             name="low below 0", args=(groups(*own.values(), sizes[2], everything),), knobs=own
         ),
+        Case(name="low and high that are no binary fractions", args=(decimals,), knobs=odd),
         Case(
             name="low above 0", args=(groups(*away.values(), sizes[3], everything),), knobs=away
         ),
@@ -80,6 +86,9 @@ def buggy(correctness, *, low=0.0, high=1.0, mistakes=frozenset()):
         drop = scores.amax(axis) == scores.amin(axis)
     elif "nothing_dropped" in mistakes:
         drop = (wrong == count) & (right == count)
+    elif "mean_compared" in mistakes:
+        mean = scores.mean(axis)
+        drop = (mean <= low) | (mean >= high)
     elif "half_right" in mistakes:
         drop = scores.mean(axis) < (low + high) / 2
     else:
@@ -87,7 +96,7 @@ def buggy(correctness, *, low=0.0, high=1.0, mistakes=frozenset()):
     if "dropped_returned" in mistakes:
         drop = ~drop
     keep = ~drop
-    if "per_response" in mistakes:
+    if "per_answer" in mistakes:
         return keep[:, None].expand(-1, group) if axis == 1 else keep
     return keep[:, None] if "column" in mistakes else keep
 
@@ -117,6 +126,13 @@ MISTAKES = (
         "Only the all-right groups are dropped.",
         "An all-wrong group is as silent as an all-right one.",
         WHERE,
+    ),
+    Mistake(
+        "mean_compared",
+        "Silent groups are kept where low and high are no binary fractions: equality is asked of a "
+        "rounded number, such as a mean, or low in another dtype.",
+        "Compare the entries themselves with low and with high, then use all.",
+        "08, [GR-4]",
     ),
     Mistake(
         "any_low_drops",
@@ -169,7 +185,7 @@ MISTAKES = (
     ),
     Mistake(
         "wrong_axis",
-        "The groups are read along the wrong axis: over prompts instead of over responses.",
+        "The groups are read along the wrong axis: over prompts instead of over answers.",
         "correctness is (prompts, group): a group is a row.",
         WHERE,
     ),
@@ -198,8 +214,8 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
-        "per_response",
-        "There is one entry per response instead of one per group.",
+        "per_answer",
+        "There is one entry per answer instead of one per group.",
         "Return the shape (prompts,).",
         WHERE,
     ),
@@ -213,7 +229,7 @@ MISTAKES = (
 
 RULES = (
     "no_contrast only_all_wrong only_all_right any_low_drops any_high_drops any_extreme_drops "
-    "both_needed nothing_dropped half_right"
+    "both_needed nothing_dropped half_right mean_compared"
 )
 SCORES = "only_high_is_right all_but_low_is_right at_half"
 KNOBS = "knobs_ignored low_ignored high_ignored"
@@ -235,9 +251,9 @@ QUESTION = Question(
         f"{RULES}: {SCORES} {KNOBS} wrong_axis",  # a rule of another kind leaves no room for them
         f"{SCORES}: {KNOBS} wrong_axis",
         f"wrong_axis: {KNOBS}",
-        "per_response column",
-        "per_response wrong_axis",
+        "per_answer column",
+        "per_answer wrong_axis",
         "dropped_returned: nothing_dropped wrong_axis",
-        "nothing_dropped per_response",
+        "nothing_dropped per_answer",
     ),
 )

@@ -16,7 +16,11 @@ def generate(draw, final):
         rows = [((5, 2, 0, 3, 1, 4), 6), ((4, 0, 5, 3, 2), 7), ((2, 6, 1, 3, 0, 4), 7)]
         edges = [(0.3, 0.1), (0.2, 0.4), (0.1, 0.25)]
     kinds = (torch.bool, torch.int64, torch.float64)
-    names = ("whole batch", "NaN and inf on the padding", "micro-batch from a network, count given")
+    names = (
+        "whole batch",
+        "NaN and inf on the padding",
+        "count given, every argument requires a gradient",
+    )
     cases = []
     for name, (lengths, time), (low, high), kind in zip(names, rows, edges, kinds, strict=True):
         mask = common.mask_of(lengths, time)
@@ -29,7 +33,7 @@ def generate(draw, final):
         old = common.dirty(logp - rho.log(), mask, draw, hard=hard)
         logp = common.dirty(logp, mask, draw, hard=hard)
         knobs = {"eps_low": low, "eps_high": high}
-        network = "network" in name
+        network = "gradient" in name
         cases.append(
             Case(
                 name=name,
@@ -65,11 +69,15 @@ def buggy(
         loss = advantages * logp
     if "missing_minus" not in mistakes:
         loss = -loss
-    loss, _ = common.kept(loss, mask, mistakes)
+    if "padding_left" not in mistakes:
+        loss, _ = common.kept(loss, mask, mistakes)
     if "per_token" in mistakes:
         mean = loss.sum() / on.sum().clamp(min=1)
-        return mean if sequences is None else mean * len(loss) / sequences
-    rows = loss.sum(1) / common.row_lengths(on, mistakes)
+        ours = sequences is None or "sequences_ignored" in mistakes
+        return mean if ours else mean * len(loss) / sequences
+    if "per_token_counted" in mistakes:
+        return loss.sum() / (on.sum().clamp(min=1) if sequences is None else sequences)
+    rows = common.row_means(loss, on, mistakes)
     return common.over_sequences(rows, on, sequences, mistakes)
 
 
@@ -77,14 +85,28 @@ WHERE = "08, [GR-2]"
 MISTAKES = (
     Mistake(
         "per_token",
-        "The average is one mean over all tokens, DAPO's: a long response weighs more than a "
+        "The average is one mean over all tokens, DAPO's: a long answer weighs more than a "
         "short one.",
-        "First one mean per response, then the mean of the responses.",
+        "First one mean per answer, then the mean of the answers.",
         "09, [AGG-2]",
     ),
     Mistake(
+        "per_token_counted",
+        "The average is one mean over all tokens, DAPO's, and sequences is taken for the "
+        "number of tokens where it is given.",
+        "First one mean per answer, then the mean of the answers.",
+        "09, [AGG-2]",
+    ),
+    Mistake(
+        "padding_left",
+        "The padding is cleaned before the ratio, and its term, −A for each padded position, is "
+        "still added to the row.",
+        "torch.where once more, on the terms, before the sum.",
+        "the statement, [GR-2]",
+    ),
+    Mistake(
         "sequence_ratio",
-        "One ratio per response is clipped, GSPO's, instead of one per token.",
+        "One ratio per answer is clipped, GSPO's, instead of one per token.",
         "Here each token has its own ratio and its own gate.",
         "10, [VAR-2]",
     ),
@@ -109,8 +131,10 @@ MISTAKES = (
         "advantages_ignored",
         "padded_width", "longest", "length_twice", "length_plus_one", "sum_over_tokens",
         "empty_nan", "empty_not_counted", "batch_not_averaged", "sequences_ignored",
-        "sequences_twice", "not_reduced", "mask_multiplied", "masked_too_late",
+        "sequences_twice", "not_reduced", "broadcast", "broadcast_mean", "mask_multiplied",
+        "masked_too_late",
         "padding_counted", "mask_inverted", "last_token_dropped", "first_token_dropped",
+        padding="the statement, [GR-2]",
     ),
 )  # fmt: skip
 
@@ -120,6 +144,7 @@ EDGES = (
 CLIPS = "max_for_min clip_only min_before_advantage dropped_outside"
 RATIO = "ratio_inverted difference_for_ratio quotient_of_logs quotient_of_probabilities"
 ONE_EDGE = "min_before_advantage advantage_size advantages_ignored"
+BOTH = "broadcast broadcast_mean"
 QUESTION = Question(
     id="hw3/grpo_loss",
     title="The GRPO loss put together",
@@ -148,8 +173,13 @@ QUESTION = Question(
         "advantage_size advantage_sign advantages_ignored",
         "advantages_not_detached: advantage_sign advantages_ignored",
         # the average
-        "per_token: padded_width longest length_twice length_plus_one sum_over_tokens empty_nan "
-        "empty_not_counted batch_not_averaged sequences_ignored sequences_twice not_reduced",
+        f"per_token per_token_counted {BOTH}: padded_width longest length_twice length_plus_one "
+        "sum_over_tokens empty_nan empty_not_counted batch_not_averaged sequences_twice "
+        "not_reduced",
+        f"per_token_counted {BOTH}: sequences_ignored",
+        f"per_token per_token_counted {BOTH}",
+        "padding_left: mask_multiplied masked_too_late padding_counted mask_inverted "
+        "last_token_dropped first_token_dropped",
         "padded_width longest length_twice sum_over_tokens",
         "padded_width longest sum_over_tokens: length_plus_one empty_nan",
         "length_plus_one empty_nan",

@@ -17,7 +17,7 @@ def generate(draw, final):
         edges = [(0.3, 0.1), (0.04, 0.02), (0.2, 0.5)]
     sizes.append(sizes[0])
     kinds = (torch.bool, torch.int64, torch.float64)
-    names = ("lengths that differ", "narrow edges", "everything from a network")
+    names = ("lengths that differ", "narrow edges", "every argument requires a gradient")
     cases = []
     for name, (lengths, time), kind, knobs in zip(names, sizes, kinds, edges, strict=True):
         mask = common.mask_of(lengths, time)
@@ -36,7 +36,7 @@ def generate(draw, final):
                 args=(logp, old, advantages, mask.to(kind)),
                 knobs={"eps_low": knobs[0], "eps_high": knobs[1]},
                 differentiable=(0,),
-                constants=(1, 2) if "network" in name else (),
+                constants=(1, 2) if "gradient" in name else (),
                 weights=draw.weights(batch, time),
             )
         )
@@ -44,13 +44,13 @@ def generate(draw, final):
 
 
 def _long(draw, final) -> Case:
-    """Long responses in float32, whose product of ratios is 0 or infinite."""
+    """Long answers in float32, whose product of ratios is 0 or infinite."""
     time = 70 if final else 60
     mask = common.mask_of((time, time - 9, time - 20, time - 1), time)
     logp = common.log_probs(draw, 4, time)
     step = torch.tensor([[3.0], [-3.0], [2.5], [-2.5]]) + 0.1 * draw.normal(4, time)
     return Case(
-        name="long responses in float32",
+        name="long answers in float32",
         args=(
             logp.float(),
             (logp - step).float(),
@@ -130,16 +130,16 @@ WHERE = "10, [VAR-2]"
 MISTAKES = (
     Mistake(
         "sum_of_logs",
-        "The log-ratios of a response are added up, not averaged: the ratio explodes with the "
+        "The log-ratios of an answer are added up, not averaged: the ratio explodes with the "
         "length.",
         "Divide by the number of tokens before exp.",
         WHERE,
     ),
     Mistake(
         "padded_width",
-        "The sum of the log-ratios is divided by the padded width instead of the response's own "
+        "The sum of the log-ratios is divided by the padded width instead of the answer's own "
         "length.",
-        "The length of a response is the sum of its mask.",
+        "The length of an answer is the sum of its mask.",
         WHERE,
     ),
     Mistake(
@@ -157,7 +157,7 @@ MISTAKES = (
     Mistake(
         "token_ratio",
         "Every token has its own ratio: that is PPO's surrogate.",
-        "One ratio per response, from the mean log-ratio of its tokens.",
+        "One ratio per answer, from the mean log-ratio of its tokens.",
         common.CLIP,
     ),
     Mistake(
@@ -169,8 +169,8 @@ MISTAKES = (
     ),
     Mistake(
         "root_of_product",
-        "The ratios are multiplied and a root is taken: for long responses the product is 0 or "
-        "infinite in float32.",
+        "The ratios are multiplied and a root is taken: for long answers the product can become 0 "
+        "or infinite in float32.",
         "Average the log-ratios, then exp.",
         WHERE,
     ),
@@ -182,32 +182,32 @@ MISTAKES = (
     ),
     Mistake(
         "wrong_axis",
-        "The mean log-ratio runs over the batch at each position instead of over a response.",
-        "logp is (batch, time): a response is a row.",
+        "The mean log-ratio runs over the batch at each position instead of over an answer.",
+        "logp is (batch, time): an answer is a row.",
         WHERE,
     ),
     Mistake(
         "per_token_gradient",
-        "The value is the sequence's, but each token differentiates its own entry only: that is "
+        "The value is the answer's, but each token differentiates its own entry only: that is "
         "the variant GSPO-token.",
-        "Expand the sequence's term as it is; every entry has a gradient in all its tokens.",
+        "Expand the answer's term as it is; every entry has a gradient in all its tokens.",
         WHERE,
     ),
     Mistake(
         "divided_by_length",
-        "The sequence's term is divided by the length once more.",
+        "The answer's term is divided by the length once more.",
         "The average comes later; here the term stands on each token undivided.",
         WHERE,
     ),
     Mistake(
         "column",
         "The result has the shape (batch, 1) instead of (batch, time).",
-        "Expand the sequence's term to all its tokens.",
+        "Expand the answer's term to all its tokens.",
         WHERE,
     ),
     Mistake(
         "empty_nan",
-        "An empty response divides 0 by 0.",
+        "An empty answer divides 0 by 0.",
         "clamp(min=1) on the lengths gives it the ratio 1.",
         WHERE,
     ),

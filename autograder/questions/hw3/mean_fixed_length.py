@@ -1,4 +1,4 @@
-"""hw3/mean_fixed_length: the sum over a response's tokens by a constant length (Dr. GRPO)."""
+"""hw3/mean_fixed_length: the sum over an answer's tokens by a constant length (Dr. GRPO)."""
 
 from autograder.questions.base import Mistake, Question, excluding
 from autograder.questions.hw3 import common
@@ -7,9 +7,9 @@ from policy_gradients.aggregation import mean_fixed_length
 
 def generate(draw, final):
     knobs = (
-        [{"length": 9}, {"length": 12}, {"length": 11, "sequences": 10}]
+        [{"length": 4}, {"length": 12}, {"length": 11, "sequences": 10}]
         if final
-        else [{"length": 8}, {"length": 10}, {"length": 7, "sequences": 6}]
+        else [{"length": 3}, {"length": 10}, {"length": 7, "sequences": 6}]
     )
     return common.average_cases(draw, final, knobs)
 
@@ -17,6 +17,8 @@ def generate(draw, final):
 def buggy(x, mask, *, length, sequences=None, mistakes=frozenset()):
     batch, time = x.shape
     x, on = common.kept(x, mask, mistakes)
+    if "cut_at_length" in mistakes:
+        x = x[:, :length]
     if "detached" in mistakes:
         x = x.detach()
     if "negated" in mistakes:
@@ -44,6 +46,10 @@ def buggy(x, mask, *, length, sequences=None, mistakes=frozenset()):
         divisor = length + 1
     else:
         divisor = length
+    if "per_token" in mistakes:
+        return x.sum() / on.sum().clamp(min=1)
+    if "per_token_counted" in mistakes:
+        return x.sum() / (on.sum().clamp(min=1) if sequences is None else sequences)
     if "tokens_counted" in mistakes:
         total = x.sum() / divisor if not hasattr(divisor, "shape") else (x.sum(1) / divisor).sum()
         return total / on.sum().clamp(min=1)
@@ -55,14 +61,14 @@ WHERE = "09, [AGG-3]"
 MISTAKES = (
     Mistake(
         "own_length",
-        "Each response is divided by its own length; the argument length has no effect.",
-        "Every response has the same divisor: length.",
+        "Each answer is divided by its own length; the argument length has no effect.",
+        "Every answer has the same divisor: length.",
         "09, [AGG-1]",
     ),
     Mistake(
         "own_length_too",
-        "Each response is divided by its own length and by the constant.",
-        "Add up the tokens of a response; the constant is the only divisor of the row.",
+        "Each answer is divided by its own length and by the constant.",
+        "Add up the tokens of an answer; the constant is the only divisor of the row.",
         WHERE,
     ),
     Mistake(
@@ -74,12 +80,12 @@ MISTAKES = (
     Mistake(
         "width_too",
         "The row is averaged over its padded width and then divided by length as well.",
-        "Add up the tokens of a response; the constant is the only divisor of the row.",
+        "Add up the tokens of an answer; the constant is the only divisor of the row.",
         WHERE,
     ),
     Mistake(
         "longest",
-        "The longest response of the batch is used instead of the argument length.",
+        "The longest answer of the batch is used instead of the argument length.",
         "It changes from batch to batch; length is a constant of the run.",
         WHERE,
     ),
@@ -106,8 +112,27 @@ MISTAKES = (
         "plus_one", "The constant is taken one too large.", "Divide by length as it is.", WHERE
     ),
     Mistake(
+        "per_token",
+        "This is [AGG-2], the mean per token of this batch: length and sequences have no effect.",
+        "Two divisors: length, and the number of sequences.",
+        "09, [AGG-2]",
+    ),
+    Mistake(
+        "per_token_counted",
+        "This is [AGG-2], the mean per token: length has no effect, and sequences is taken for the "
+        "number of tokens where it is given.",
+        "Two divisors: length, and the number of sequences.",
+        "09, [AGG-2]",
+    ),
+    Mistake(
+        "cut_at_length",
+        "Tokens beyond length are left out.",
+        "length is a divisor; every token of the answer counts, also of a longer one.",
+        WHERE,
+    ),
+    Mistake(
         "tokens_counted",
-        "The outer division is by the number of tokens instead of the number of responses.",
+        "The outer division is by the number of tokens instead of the number of answers.",
         "Two divisors: length, and the number of sequences.",
         "09, [AGG-2]",
     ),
@@ -118,6 +143,10 @@ MISTAKES = (
     ),
 )  # fmt: skip
 
+DIVISORS = (
+    "own_length own_length_too padded_width width_too longest mean_length no_length "
+    "length_twice multiplied plus_one"
+)
 QUESTION = Question(
     id="hw3/mean_fixed_length",
     title="The mean at a fixed length (Dr. GRPO)",
@@ -129,8 +158,11 @@ QUESTION = Question(
     buggy=buggy,
     mistakes=MISTAKES,
     excludes=excluding(
-        "own_length own_length_too padded_width width_too longest mean_length no_length "
-        "length_twice multiplied plus_one",
+        DIVISORS,
+        f"per_token per_token_counted: {DIVISORS} tokens_counted empty_not_counted "
+        "batch_not_averaged sequences_ignored sequences_twice not_reduced per_token",
+        "tokens_counted no_length",  # that is per_token
+        "mean_length sequences_ignored",
         "tokens_counted: empty_not_counted batch_not_averaged sequences_ignored "
         "sequences_twice not_reduced mean_length",
         "batch_not_averaged: sequences_ignored sequences_twice empty_not_counted not_reduced",

@@ -1,4 +1,4 @@
-"""hw3/mean_per_token: one mean over all response tokens of the optimiser step (DAPO)."""
+"""hw3/mean_per_token: one mean over all answer tokens of the optimiser step (DAPO)."""
 
 import torch
 
@@ -11,7 +11,7 @@ from policy_gradients.aggregation import mean_per_token
 def generate(draw, final):
     cases = common.average_cases(draw, final, [{}, {}, {"tokens": 31 if final else 23}])
     x = draw.normal(2, 4 if final else 3)
-    cases.append(Case(name="no response token at all", args=(x, torch.zeros_like(x))))
+    cases.append(Case(name="no answer token at all", args=(x, torch.zeros_like(x))))
     return cases
 
 
@@ -39,7 +39,11 @@ def buggy(x, mask, *, tokens=None, mistakes=frozenset()):
     if "per_sequence" in mistakes:
         lengths = on.sum(1).clamp(min=1)
         mean = (x.sum(1) / lengths).sum() / batch
-        return mean if tokens is None else mean * here / tokens
+        ours = tokens is None or "tokens_ignored" in mistakes
+        return mean if ours else mean * here / tokens
+    if "per_sequence_counted" in mistakes:
+        rows = x.sum(1) / on.sum(1).clamp(min=1)
+        return rows.sum() / (batch if tokens is None else tokens)
     if "not_reduced" in mistakes:
         return x.sum(1) / count
     if "sum" in mistakes:
@@ -55,8 +59,15 @@ WHERE = "09, [AGG-2]"
 MISTAKES = (
     Mistake(
         "per_sequence",
-        "Each response is averaged first, and then the responses: a token of a long response "
+        "Each answer is averaged first, and then the answers: a token of a long answer "
         "weighs less.",
+        "One sum over everything, one division by the number of tokens.",
+        "09, [AGG-1]",
+    ),
+    Mistake(
+        "per_sequence_counted",
+        "This is [AGG-1], the mean per sequence: each answer is divided by its own length first, "
+        "and tokens is taken for the number of answers where it is given.",
         "One sum over everything, one division by the number of tokens.",
         "09, [AGG-1]",
     ),
@@ -74,7 +85,7 @@ MISTAKES = (
     ),
     Mistake(
         "also_sequences",
-        "The result is divided by the number of responses besides the number of tokens.",
+        "The result is divided by the number of answers besides the number of tokens.",
         "One denominator: the number of tokens.",
         WHERE,
     ),
@@ -86,13 +97,13 @@ MISTAKES = (
     ),
     Mistake(
         "longest",
-        "Every response is counted with the length of the longest one.",
+        "Every answer is counted with the length of the longest one.",
         "The number of tokens is the sum of the mask.",
         WHERE,
     ),
     Mistake(
         "sequences",
-        "The divisor is the number of responses instead of the number of tokens.",
+        "The divisor is the number of answers instead of the number of tokens.",
         "The number of tokens is the sum of the mask.",
         "09, [AGG-7]",
     ),
@@ -110,7 +121,7 @@ MISTAKES = (
     ),
     Mistake(
         "empty_nan",
-        "A micro-batch without a response token divides 0 by 0.",
+        "A micro-batch without an answer token divides 0 by 0.",
         "Count at least one token: clamp(min=1).",
         WHERE,
     ),
@@ -132,11 +143,13 @@ QUESTION = Question(
     buggy=buggy,
     mistakes=MISTAKES,
     excludes=excluding(
-        "sum per_sequence not_reduced twice also_sequences",
+        "sum per_sequence per_sequence_counted not_reduced twice also_sequences",
         "sum: tokens_ignored positions longest sequences time tokens_plus_one empty_nan",
         "positions longest sequences time",
         "positions longest sequences time: tokens_plus_one empty_nan",
-        "per_sequence: tokens_ignored positions longest sequences time tokens_plus_one empty_nan",
+        "per_sequence_counted: tokens_ignored",
+        "per_sequence per_sequence_counted: positions longest sequences time tokens_plus_one "
+        "empty_nan",
         "tokens_plus_one empty_nan",
         "tokens_ignored twice",
         "last_token_dropped first_token_dropped mask_inverted",

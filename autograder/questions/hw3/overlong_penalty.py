@@ -42,7 +42,7 @@ def buggy(lengths, *, max_length, cache, mistakes=frozenset()):
         width = max(cache - 1, 1)
     elif "starts_late" in mistakes:
         start, width = start + 1, cache
-    if "by_max_length" in mistakes:
+    if {"by_max_length", "by_max_length_clamped"} & mistakes:
         width = max_length
     elif "not_divided" in mistakes:
         width = 1
@@ -53,7 +53,9 @@ def buggy(lengths, *, max_length, cache, mistakes=frozenset()):
         ramp = -(ramp**2)
     elif "rising" in mistakes:
         ramp = -1 - ramp
-    if "short_unlimited" in mistakes:
+    if "by_max_length_clamped" in mistakes:
+        out = ramp.clamp(-1, 0)
+    elif "short_unlimited" in mistakes:
         out = torch.where(n > end, -1.0, ramp)
     elif "step" in mistakes:
         out = torch.where(n > end, -1.0, 0.0)
@@ -127,6 +129,13 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "by_max_length_clamped",
+        "The ramp is divided by max_length instead of by its width, and does not reach -1 at the "
+        "limit.",
+        "It falls from 0 to -1 over cache tokens.",
+        WHERE,
+    ),
+    Mistake(
         "not_divided",
         "The ramp is not divided: it falls by 1 per token.",
         "It falls from 0 to -1 over cache tokens.",
@@ -191,7 +200,7 @@ MISTAKES = (
 )
 
 PLACE = "starts_at_limit roles_swapped starts_at_0 starts_late ends_early"
-WIDTH = "by_max_length not_divided"
+WIDTH = "by_max_length by_max_length_clamped not_divided"
 SHAPE = "truncated squared rising"
 LIMITS = "short_unlimited long_unlimited long_free step step_at_start"
 QUESTION = Question(
@@ -215,5 +224,6 @@ QUESTION = Question(
         f"{WIDTH}: {SHAPE}",
         "positive factor",
         "mean sum",
+        f"by_max_length_clamped: {LIMITS} {PLACE}",
     ),
 )

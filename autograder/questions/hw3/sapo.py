@@ -26,6 +26,7 @@ def buggy(logp, logp_old, advantages, *, tau_pos=1.0, tau_neg=1.05, mistakes=fro
         tau_pos = tau_neg
     elif "tau_fixed" in mistakes:
         tau_pos, tau_neg = 1.0, 1.05
+    raw = raw.mean() if "tau_by_mean" in mistakes else raw
     side = rho.detach() > 1 if "tau_by_ratio" in mistakes else raw.detach() > 0
     tau = torch.where(side, tau_pos, tau_neg).to(rho.dtype)
     inner = rho if "not_centred" in mistakes else rho - 1
@@ -33,6 +34,10 @@ def buggy(logp, logp_old, advantages, *, tau_pos=1.0, tau_neg=1.05, mistakes=fro
         inner = rho.log()
     if "tau_outside_only" not in mistakes:
         inner = inner / tau if "divided_by_tau" in mistakes else tau * inner
+    if "parentheses" in mistakes:
+        inner = tau * rho - 1
+    elif "advantage_inside" in mistakes:
+        inner = inner * advantages
     gate = torch.sigmoid(-inner if "gate_reversed" in mistakes else inner)
     if "slope" in mistakes:
         gate = gate * (1 - gate)
@@ -58,9 +63,14 @@ def buggy(logp, logp_old, advantages, *, tau_pos=1.0, tau_neg=1.05, mistakes=fro
         gate = gate.detach() * rho
     elif "ratio_too" in mistakes:
         gate = gate * rho
+    elif "logp_beside" in mistakes:
+        gate = gate * logp
     elif "logp_too" in mistakes:
         gate = gate.detach() * logp
-    loss = advantages * factor * gate
+    loss = factor * gate if "advantage_inside" in mistakes else advantages * factor * gate
+    if "slope_returned" in mistakes:
+        sigma = torch.sigmoid(inner)
+        loss = advantages * 4 * sigma * (1 - sigma) * rho
     if "missing_minus" not in mistakes:
         loss = -loss
     return loss.mean() if "mean" in mistakes else loss
@@ -144,9 +154,27 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "tau_by_mean",
+        "One τ is chosen for the whole batch, by the sign of the mean advantage.",
+        "Choose τ by the sign of the advantage, entry by entry: torch.where.",
+        WHERE,
+    ),
+    Mistake(
         "not_centred",
         "The sigmoid is taken of τρ: the 1 is not subtracted.",
         "The gate is symmetric about ratio 1.",
+        WHERE,
+    ),
+    Mistake(
+        "parentheses",
+        "Inside the sigmoid stands τρ - 1: τ multiplies the ratio only.",
+        "Parentheses: tau * (ratio - 1).",
+        WHERE,
+    ),
+    Mistake(
+        "advantage_inside",
+        "The advantage stands inside the sigmoid.",
+        "It multiplies the sigmoid from outside; inside only its sign matters, which chooses τ.",
         WHERE,
     ),
     Mistake(
@@ -193,6 +221,18 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "logp_beside",
+        "The log-probability stands beside the sigmoid: two factors are differentiated.",
+        "That product is in neither loss; here the sigmoid alone is differentiated.",
+        WHERE,
+    ),
+    Mistake(
+        "slope_returned",
+        "The slope of the loss is returned instead of the loss.",
+        "Return the loss; autograd takes its slope.",
+        WHERE,
+    ),
+    Mistake(
         "logp_too",
         "The sigmoid is used as a constant weight of the log-probability.",
         "That is CISPO's form; here the sigmoid itself is differentiated.",
@@ -207,7 +247,7 @@ MISTAKES = (
 )  # fmt: skip
 
 FACTOR = "no_factor four_only tau_only two_over_tau factor_inverted four_tau"
-TAUS = "tau_swapped tau_pos_only tau_neg_only tau_fixed tau_by_ratio"
+TAUS = "tau_swapped tau_pos_only tau_neg_only tau_fixed tau_by_ratio tau_by_mean"
 QUESTION = Question(
     id="hw3/sapo",
     title="A soft gate (SAPO)",
@@ -222,7 +262,15 @@ QUESTION = Question(
         FACTOR,
         TAUS,
         "tau_outside_only divided_by_tau",
-        "not_centred log_ratio",
+        "not_centred log_ratio parentheses advantage_inside",
+        "parentheses advantage_inside slope_returned: tau_outside_only divided_by_tau "
+        "difference_for_ratio quotient_of_logs old_ignored gate_reversed slope tanh "
+        "half_subtracted gate_detached ratio_too logp_too logp_beside advantage_size "
+        "advantage_sign advantages_ignored",
+        f"slope_returned: {FACTOR} not_centred log_ratio parentheses advantage_inside",
+        "logp_beside: logp_detached old_ignored gate_detached ratio_too logp_too tanh slope "
+        "half_subtracted",
+        "tau_by_mean: advantages_ignored advantage_size",
         "slope: gate_reversed tanh half_subtracted",
         "tanh half_subtracted",
         "tanh half_subtracted slope gate_detached ratio_too logp_too",
