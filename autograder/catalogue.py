@@ -9,6 +9,7 @@ together, on the final cases. The bars that the course holds itself to are in
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
+from math import comb
 
 from autograder.cases import Case, collect
 from autograder.judge import Verdict, assess, cases_for
@@ -23,6 +24,8 @@ class Row:
     mistakes, killed, named : how many single mistakes there are, lose points, and are named
         exactly (that one name and no other), on all cases and under all variants.
     pairs, pairs_named : how many pairs fit together, and are named as exactly those two.
+    excluded : how many pairs the question leaves out, because the two cannot be made together, or
+        are nothing new together.
     pairs_wrongly_named : a name was given that is in the pair only partly or not at all.
     confusable : groups of mistakes that no case tells apart ("A or B").
     problems : in words, what a bar would count: which mistake or pair was called what.
@@ -34,6 +37,7 @@ class Row:
     pairs: int
     pairs_named: int
     pairs_wrongly_named: int
+    excluded: int = 0
     confusable: tuple[frozenset[str], ...] = ()
     problems: tuple[str, ...] = ()
 
@@ -81,6 +85,7 @@ def measure(question_id: str, *, seed: int = 0) -> Row:
         pairs=len(pairs),
         pairs_named=exact,
         pairs_wrongly_named=wrong,
+        excluded=comb(len(question.mistakes), 2) - len(pairs),
         confusable=tuple(dict.fromkeys(confusable)),
         problems=tuple(dict.fromkeys(problems)),
     )

@@ -44,8 +44,8 @@ def report(ids: list[str], measure: Callable) -> int:
     """Measure, print a line per question and the bars; 0 when all are met, else 1.
 
     measure : question id -> row with mistakes, killed, named, pairs, pairs_named,
-        pairs_wrongly_named (counts), confusable (groups of names that no case tells apart) and
-        problems (sentences).
+        pairs_wrongly_named, excluded (counts), confusable (groups of names that no case tells
+        apart) and problems (sentences).
     """
     rows, problems = [], []
     for number, name in enumerate(ids, 1):
@@ -56,8 +56,12 @@ def report(ids: list[str], measure: Callable) -> int:
     progress("")
     lines = [_line(name, row) for name, row in zip(ids, rows, strict=True)]
     lines.append(_total(rows))
-    header = ("question", "mistakes", "killed", "named", "pairs", "named", "wrong", "confusable")
+    header = (
+        "question", "mistakes", "killed", "named", "pairs", "named", "wrong", "excluded",
+        "confusable",
+    )  # fmt: skip
     print(table(lines, header))
+    print(f"\n{counted(rows)}")
     if problems:
         print("\nBelow the bars:\n" + "\n".join(f"  {text}" for text in problems))
     else:
@@ -68,6 +72,17 @@ def report(ids: list[str], measure: Callable) -> int:
     return 1 if problems else 0
 
 
+def counted(rows) -> str:
+    """Of how many pairs the shares are: not of all."""
+    pairs, excluded = (sum(getattr(row, x) for row in rows) for x in ("pairs", "excluded"))
+    every = pairs + excluded
+    share = f" ({excluded / every:.0%})" if every else ""
+    return (
+        f"Of {every} pairs of mistakes {excluded}{share} are excluded: the two cannot be made "
+        "together, or one undoes or hides the other. Shares are of the rest."
+    )
+
+
 def progress(text: str):
     """One line on a terminal, rewritten; nothing elsewhere."""
     if sys.stderr.isatty():
@@ -75,7 +90,7 @@ def progress(text: str):
         sys.stderr.flush()
 
 
-COUNTS = ("mistakes", "killed", "named", "pairs", "pairs_named", "pairs_wrongly_named")
+COUNTS = ("mistakes", "killed", "named", "pairs", "pairs_named", "pairs_wrongly_named", "excluded")
 
 
 def _line(name: str, row) -> tuple[str, ...]:

@@ -301,7 +301,7 @@ def _dtype_hint(note: str) -> str:
     if "torch.bool" in wanted:
         return "A comparison gives bool: return it as it is, without .float() or .int()."
     if "floating" not in wanted:
-        return ""
+        return "Return bool, integer or floating-point 0 and 1."
     if "torch.bool" in got:
         return "A comparison gives True and False: convert it to the dtype of the numbers."
     return "Convert integers to a floating dtype before computing with them."

@@ -37,6 +37,10 @@ def self_check(path: Path) -> int:
         print("\n" + filled(f"Written answers still as released: {', '.join(left)}"))
     right = sum(mark.status == "right" for mark in result.marks)
     ending = f"{right} of {len(result.marks)} answers pass here. Grading uses other numbers."
+    ending += (
+        " This judges the answers only: the other cells (experiment, find the bug) are not run. "
+        "Run All Cells runs them, and `status` says what is still to be run or written."
+    )
     if result.notes and right == len(result.marks):
         ending += " See what is said about the file before you hand it in."
     print("\n" + filled(ending))

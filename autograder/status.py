@@ -33,7 +33,8 @@ class State:
     """How far one notebook is.
 
     points, maximum : of the twenty; `bonus` comes on top; `by_hand` of the maximum are given by a
-    person. written, experiments : name of the written answer or code cell -> done.
+    person. written, experiments : name of the written answer or code cell -> done; a code cell's
+    name has its first line behind it, since JupyterLab shows no names.
     """
 
     path: Path
@@ -126,7 +127,7 @@ def _state(path: Path, release: Release, examiner: Examiner) -> State:
         result.marks,
         result.notes,
         {release.cells[i].grade_id: release.cells[i].grade_id in written for i in release.written},
-        {c.cell_id: _ran(c, cells) for c in experiments(release)},
+        {_called(c): _ran(c, cells) for c in experiments(release)},
     )
 
 
@@ -138,6 +139,13 @@ def experiments(release: Release) -> list[Cell]:
         for index, cell in enumerate(release.cells)
         if cell.kind == "code" and index not in others and cell.cell_id.startswith(EXPERIMENTS)
     ]
+
+
+def _called(cell: Cell) -> str:
+    """Name and first line, by which a person finds the cell."""
+    line = next((x.strip() for x in cell.source.splitlines() if x.strip()), "")
+    line = line if len(line) <= 40 else f"{line[:37]}..."
+    return f"{cell.cell_id} (`{line}`)"
 
 
 def _ran(ours: Cell, cells: list[Cell]) -> bool:

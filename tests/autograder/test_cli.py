@@ -199,7 +199,8 @@ def test_status_of_the_release_and_of_a_finished_homework(tmp_path, capsys):
 def row(mistakes=10, killed=10, named=10, pairs=20, pairs_named=20, wrong=0, confusable=()):
     return SimpleNamespace(
         mistakes=mistakes, killed=killed, named=named, pairs=pairs, pairs_named=pairs_named,
-        pairs_wrongly_named=wrong, confusable=confusable, problems=("twice is called half",),
+        pairs_wrongly_named=wrong, excluded=5, confusable=confusable,
+        problems=("twice is called half",),
     )  # fmt: skip
 
 
@@ -207,6 +208,7 @@ def row(mistakes=10, killed=10, named=10, pairs=20, pairs_named=20, wrong=0, con
     ("numbers", "words"),
     [
         ({}, "Every mistake loses points"),
+        ({}, "Of 25 pairs of mistakes 5 (20%) are excluded"),
         ({"confusable": [{"b", "a"}]}, "a = b"),
         ({"killed": 9}, "1 mistake(s) lose no point"),
         ({"named": 9}, "fewer than 95% of the mistakes"),

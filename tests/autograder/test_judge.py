@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autograder import check
-from autograder.cases import Outcome, Outcomes, collect, identical
+from autograder.cases import Case, Outcome, Outcomes, collect, identical
 from autograder.judge import (
     Verdict,
     assess,
@@ -20,6 +20,7 @@ from autograder.judge import (
     redact,
     refusal,
 )
+from autograder.patterns import speciality
 from autograder.questions import QUESTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -780,3 +781,96 @@ def test_a_message_cannot_carry_the_inputs_in_another_form(form):
     assert "ValueError" in cause
     assert "(line" in cause
     assert not re.search(r"\d\d", cause.partition("(line")[0])
+
+
+# --- what is said where no mistake is known has to be true of every question ------------------
+
+
+def visible(question_id, function):
+    return judge(question_id, function, cases="visible")
+
+
+def test_of_several_results_the_wrong_one_is_told_and_shown():
+    from policy_gradients.advantages import gae
+
+    def answer(rewards, values, done, **knobs):
+        advantages, _ = gae(rewards, values, done, **knobs)
+        return advantages, advantages + rewards * values
+
+    verdict = visible("hw2/gae", answer)
+    assert verdict.cause.startswith("The first result is right; the second result ")
+    assert re.match(r"second result at \[\d+, \d+\]: yours ", verdict.details["example"])
+    for text in (verdict.cause, verdict.details["hint"]):
+        assert "others" not in text
+    assert "where 2 tensors are expected" in visible("hw2/gae", lambda *a, **k: "text").cause
+    wide = visible("hw2/gae", lambda r, v, d, **k: (r[:, :-1], r[:, :-1]))
+    assert "one too short" in wide.cause  # of each of the two
+
+
+def test_inputs_that_go_wrong_are_told_with_what_they_have():
+    right_clip = right("hw2/ppo_clip")
+    verdict = visible(
+        "hw2/ppo_clip", lambda logp, old, a, **knobs: right_clip(logp, old, a[:, :1], **knobs)
+    )
+    assert "others" not in verdict.cause
+    assert "goes wrong on" in verdict.cause
+
+
+def test_what_sets_cases_apart_is_found():
+    def case(x, mask, clip):
+        return Case("", (torch.zeros(x), torch.tensor(mask)), knobs={"clip": clip})
+
+    bad, good = case((2, 3), [[1, 0], [0, 0]], None), case((2,), [[1, 0], [1, 0]], 0.5)
+    empty, other = (case((2,), m, 1.0) for m in ([[1], [0]], [[1], [1]]))
+    assert speciality([bad], [good], ("x", "mask")) == "x has 2 axes and a response is empty"
+    assert speciality([bad], [good], ("x", "y")) == "x has 2 axes and clip is None"
+    assert speciality([empty], [other], ("x", "mask")) == "a response is empty"
+    assert speciality([bad], [bad], ("x", "mask")) == ""
+    assert speciality([bad], [], ("x", "mask")) == ""
+
+
+@pytest.mark.parametrize(
+    ("question_id", "answer", "words"),
+    [
+        ("hw3/mean_per_token", lambda x, mask, **_: x[mask].mean(), "`mask.bool()`"),
+        ("hw4/whiten", lambda a, mask, **_: a[mask.float()], "`mask.bool()`"),
+        ("hw2/shape_rewards_with_kl", lambda s, p, r, mask, **_: 1 - mask, "mask.to(scores.dtype)"),
+        ("hw5/kto", lambda p, r, d, *_, **__: (1 - d) * p, "desirable.to(logp.dtype)"),
+        ("hw5/kto", lambda p, r, d, *_, **__: torch.where(d, p, r), "`desirable.bool()`"),
+        ("hw2/value_loss", lambda v, o, r, clip=None: v.clamp(-clip, clip), "`if clip is None`"),
+        ("hw2/ppo_clip", lambda p, o, a, **_: a if a > 0 else p, "torch.where"),
+        ("hw2/ppo_clip", lambda p, o, a, **_: -torch.min(p, 0), "`.values`"),
+        ("hw3/dapo_filter", lambda c, **_: (c > 0).any(1).float(), "return it as it is"),
+        ("hw4/bug_1", lambda mask: (mask.cumsum(1) - 1) * mask - 7 * (mask == 0), "on padding"),
+    ],
+)
+def test_a_hint_speaks_of_this_question(question_id, answer, words):
+    verdict = visible(question_id, answer)
+    assert words in verdict.details["hint"]
+    for text in (verdict.cause, verdict.details["hint"]):
+        assert "done" not in text
+        assert "do not multiply with a mask" not in text
+
+
+def test_the_entry_shown_is_none_of_the_padding_where_both_fillings_are_accepted():
+    right_gspo = right("hw3/gspo")
+
+    def answer(logp, old, a, mask, **knobs):
+        out = right_gspo(logp, old, a, mask, **knobs)
+        return torch.where(mask.bool(), out * (1 + torch.arange(out.shape[1]) / 9), 0.0)
+
+    verdict = visible("hw3/gspo", answer)
+    place = tuple(map(int, re.match(r"at \[(.*)\]", verdict.details["example"])[1].split(", ")))
+    case = next(
+        c for c in cases_for("hw3/gspo", cases="visible") if c.name == verdict.details["case"]
+    )
+    assert case.args[3][place] == 1
+
+
+def test_one_factor_for_a_whole_input_is_not_called_a_factor_per_row():
+    right_whiten = right("hw4/whiten")
+
+    def answer(advantages, mask, **knobs):
+        return right_whiten(advantages, mask, **knobs) * mask.shape[1] ** 0.3
+
+    assert "for each row" not in visible("hw4/whiten", answer).cause
