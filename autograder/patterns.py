@@ -225,9 +225,9 @@ def _stability_hint(failed, cases, outcomes) -> str:
                     "torch's log_softmax, logsumexp, logsigmoid, expm1 or clamp."
                 )
     return (
-        "Digits get lost: a small number was added to a large one, or two nearly equal ones were "
-        "subtracted, which hardly ever leaves exactly 0. Subtract first what nearly cancels, and "
-        "exponentiate or divide afterwards."
+        "Either digits get lost (two nearly equal float32 numbers hardly ever leave exactly 0: "
+        "subtract first what nearly cancels, exponentiate or divide afterwards), or the function "
+        "is not right for numbers of this size: is something clamped?"
     )
 
 
@@ -348,19 +348,19 @@ def scope(maps: list[Map]) -> str:
 def _special(maps: list[Map]) -> str:
     """The hint when nothing but the inputs that go wrong is known."""
     bad, good = ([m.case for m in maps if bool(m.right.all()) is x] for x in (False, True))
-    difference = speciality(bad, good, maps[0].names)
+    difference = speciality(bad, good, maps[0].names, dtypes=False)  # numbers rarely hang on it
     if difference:
-        return f"There {difference}."
+        return f"What these inputs have and the right ones have not: {difference}."
     return (
         "What do the inputs that go wrong have that the right ones have not? Print the arguments "
         "inside your function, and go through one by hand."
     )
 
 
-def speciality(bad: list[Case], good: list[Case], names) -> str:
+def speciality(bad: list[Case], good: list[Case], names, *, dtypes=True) -> str:
     """What all these cases have and none of those: "mask has dtype torch.int64"; "" for nothing."""
     found = []
-    for words, of in _features(bad, names) if good else ():
+    for words, of in _features(bad, names, dtypes) if good else ():
         values = {of(case) for case in bad}
         if len(values) == 1 and not values & {of(case) for case in good}:
             value = next(iter(values))
@@ -369,14 +369,19 @@ def speciality(bad: list[Case], good: list[Case], names) -> str:
     return " and ".join(found[:2])
 
 
-def _features(bad, names):
+def _features(bad, names, dtypes):
     """(words for a value, the value of a case) of all that may set cases apart."""
     for i, name in enumerate(names):
         yield f"{name} has {{}} axes", lambda c, i=i: c.args[i].dim()
-        yield f"{name} has dtype {{}}", lambda c, i=i: c.args[i].dtype
+        if dtypes:
+            yield f"{name} has dtype {{}}", lambda c, i=i: c.args[i].dtype
         if name == "mask":
+            late = {True: "a response begins behind the first column"}
+            yield late, lambda c, i=i: bool((c.args[i].long().diff(dim=-1) > 0).any())
             empty = {True: "a response is empty"}
             yield empty, lambda c, i=i: not bool(c.args[i].bool().any(-1).all())
+    uneven = {True: "the arguments' first axes differ in length"}
+    yield uneven, lambda c: len({a.shape[0] for a in c.args if a.dim()}) > 1
     for knob in bad[0].knobs:
         words = {"None": f"{knob} is None", "tensor": f"{knob} is a tensor"}
         yield words, lambda c, knob=knob: _kind(c.knobs.get(knob))

@@ -874,3 +874,45 @@ def test_one_factor_for_a_whole_input_is_not_called_a_factor_per_row():
         return right_whiten(advantages, mask, **knobs) * mask.shape[1] ** 0.3
 
     assert "for each row" not in visible("hw4/whiten", answer).cause
+
+
+def test_a_dtype_is_no_lead_where_numbers_are_wrong():
+    right_rewards = right("hw2/shape_rewards_with_kl")
+
+    def answer(scores, logp, logp_ref, mask, *, beta):
+        out = right_rewards(0 * scores, logp, logp_ref, mask, beta=beta)
+        lengths = mask.long().sum(1)
+        paid = torch.arange(mask.shape[1]) == (lengths - 1).clamp(min=0)[:, None]
+        return out + torch.where(paid & (lengths > 0)[:, None], scores[:, None], 0.0)
+
+    verdict = visible("hw2/shape_rewards_with_kl", answer)
+    assert not verdict.passed
+    assert "dtype" not in verdict.details["hint"]
+
+
+def test_no_outcome_makes_the_judge_itself_fail():
+    class Forward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, logp, advantages):
+            return -advantages * logp
+
+    verdict = judge("hw1/reinforce", Forward.apply)
+    assert failed(verdict) == "gradient"
+    for question_id in IDS:
+        cases = cases_for(question_id, cases="visible")
+        forged = [
+            replace(o, error="NotImplementedError") for o in collect(right(question_id), cases)
+        ]
+        assess(question_id, Outcomes(cases, forged))
+    many = collect(right("hw1/reinforce"), cases := cases_for("hw1/reinforce"))
+    flood = [replace(o, modified=(0,) * 10_000) for o in many]
+    assert len(assess("hw1/reinforce", Outcomes(cases, flood)).cause) < 200
+
+
+def test_an_exceptions_text_can_be_printed_and_holds_no_long_word():
+    def answer(rewards):
+        raise ValueError("a\ud800b\x1b[31m\u202e" + "abcdefgh" * 5)
+
+    cause = judge("hw1/group_centered", answer).cause
+    assert cause.isprintable()
+    assert "abcdefgh" not in cause
