@@ -366,7 +366,7 @@ def _written(release: Release, cells: list[Cell], notes: list[str]) -> dict[int,
         ours = cell.grade_id in labels or cell.cell_id in ids or cell.squeezed in sources
         return cell.kind != "code" and not ours and bool(cell.source.strip())
 
-    texts, below = {}, []
+    texts, below, used = {}, [], set()
     for index in release.written:
         ours = release.cells[index]
         prompt = ours.squeezed.partition("\n")[0]
@@ -376,7 +376,7 @@ def _written(release: Release, cells: list[Cell], notes: list[str]) -> dict[int,
             [i for i, c in enumerate(cells) if len(prompt) > 20 and c.squeezed.startswith(prompt)],
         )
         found = next((way for way in ways if way), [])
-        changed = [i for i in found if cells[i].squeezed != ours.squeezed]
+        changed = [i for i in found if cells[i].squeezed not in (ours.squeezed, "")]
         if not found:
             continue
         place = max(changed or found)
@@ -387,8 +387,30 @@ def _written(release: Release, cells: list[Cell], notes: list[str]) -> dict[int,
             below.append(ours.grade_id)
         if changed or after > place + 1:
             texts[index] = "\n\n".join(cells[i].source for i in range(place, after))
+            used |= {*found}
+    notes += _elsewhere(
+        release, texts, [c.source for i, c in enumerate(cells) if added(c) and i not in used]
+    )
     if below:
         notes.append(
             f"Text in cells of their own was read as part of the answer above: {', '.join(below)}."
         )
     return texts
+
+
+def _elsewhere(release: Release, texts: dict[int, str], own: list[str]) -> list[str]:
+    """Written answers with points that are not at their place, while other text of the learner is.
+
+    Which text belongs to which answer is for a person to say: each gets all of it. Returns notes.
+    """
+    pointed = {manual.grade_id for manual in release.manual if manual.points}
+    notes = []
+    for index in release.written:
+        name = release.cells[index].grade_id
+        if name in pointed and index not in texts and own:
+            texts[index] = "\n\n".join([release.cells[index].source, *own])
+            notes.append(
+                f"The cell for {name} is missing or empty, but there is text in cells of your own: "
+                "a person will look whether it is the answer."
+            )
+    return notes

@@ -698,6 +698,24 @@ def test_a_written_answer_without_label_and_id_is_found_by_its_question(notebook
     assert "The mean is zero." in submission.notebook["cells"][at]["source"]
 
 
+@pytest.mark.parametrize("how", ["deleted", "emptied", "as released"])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_report_that_stands_elsewhere_waits_for_a_person(how, own):
+    release = pristine("hw4_silent_bugs")
+    notebook = copy.deepcopy(release.notebook)
+    at = reflection(notebook, "experiment-report")
+    if how == "deleted":
+        del notebook["cells"][at]
+    elif how == "emptied":
+        notebook["cells"][at]["source"] = " "
+    if own:
+        notebook["cells"].insert(3, text("The fault was the mask."))
+    submission = normalise(release, json.dumps(notebook).encode())
+    assert ("experiment_report" in submission.written) == own
+    assert any("experiment_report is missing or empty" in n for n in submission.notes) == own
+    assert ("The fault was the mask." in str(submission.notebook["cells"][at])) == own
+
+
 def edited_all_over(notebook):
     """Every cell that is no answer gets a line more; experiments import what answers may not."""
     for cell in notebook["cells"]:
