@@ -32,6 +32,7 @@ import torch
 
 from autograder import wire
 from autograder.cases import Case, Outcome
+from autograder.discover import printable
 
 NOT_ISOLATED = (
     "NOT ISOLATED: answers run in child processes with time and memory limits, but they can read "
@@ -70,6 +71,8 @@ class Run:
     slow_cell : key of the cell that used up the time, or ended the process, before the function was
         called; "" if none.
     errors : per cell key the first error while running it.
+    said : what its process said about the problem. Like `errors` it is foreign text, in which
+        anything may be hidden, also an input; it is printable, and short.
     """
 
     outcomes: list[Outcome] | None
@@ -77,6 +80,7 @@ class Run:
     slow: bool = False
     slow_cell: str = ""
     errors: dict[str, str] = field(default_factory=dict)
+    said: str = ""
 
 
 class WorkerError(RuntimeError):
@@ -268,12 +272,13 @@ class Sandbox:
 
     def _read(self, report: bytes, ending: str, keys: set[str], calls: int) -> Run:
         """Make sense of events that a learner's process wrote."""
-        errors, running, found, called, stopped, outcomes = {}, "", None, False, "", None
+        errors, running, found, called, outcomes = {}, "", None, False, None
+        stopped, said = "ended the Python process", ""
         # An honest process reports two events per cell and three more.
         for line in report.split(b"\n", 2 * len(keys) + 8)[: 2 * len(keys) + 8]:
             event = parsed(line)
             kind, cell, error = (event.get(name) for name in ("event", "cell", "error"))
-            error = error[:400] if isinstance(error, str) else ""
+            error = printable(error[:400]) if isinstance(error, str) else ""
             known = isinstance(cell, str) and cell in keys
             if kind == "start" and known:
                 running = cell
@@ -284,12 +289,15 @@ class Sandbox:
             elif kind == "function":
                 found, called = event.get("found") is True, event.get("callable") is True
             elif kind == "stopped":
-                stopped = f"stopped with {error}"
+                unsent = error.startswith(UNSENT)
+                stopped = f"stopped: {UNSENT}" if unsent else "stopped with an exception"
+                said = error
             elif kind == "outcomes":
                 try:
                     outcomes = read_outcomes(event.get("outcomes"), calls)
                 except wire.WireError as problem:
-                    stopped = f"returned something that cannot be read: {problem}"[:400]
+                    stopped = "returned something that cannot be read"
+                    said = printable(problem)[:400]
         if outcomes is not None:  # the answer is there; what went on afterwards does not matter
             return Run(outcomes, errors=errors)
         if ending in ("cpu", "wall"):
@@ -306,7 +314,7 @@ class Sandbox:
             return Run(None, "is not defined after its cell has run", errors=errors)
         if not called and found:
             return Run(None, "is not a function", errors=errors)
-        return Run(None, stopped or "ended the Python process", errors=errors)
+        return Run(None, stopped, errors=errors, said=said)
 
 
 def package_folders() -> list[str]:
@@ -344,6 +352,8 @@ def parsed(line: bytes) -> dict:
     return event if isinstance(event, dict) else {}
 
 
+UNSENT = "the returned value cannot be sent"  # as autograder.worker says it
+
 OUTCOME_TYPES = {
     "value": lambda v: v is None or isinstance(v, torch.Tensor),
     "kind": lambda v: isinstance(v, str) and len(v) <= 200,
@@ -356,7 +366,10 @@ OUTCOME_TYPES = {
 
 
 def read_outcomes(message, calls: int) -> list[Outcome]:
-    """One outcome per call. Raises WireError unless every field is there with its type."""
+    """One outcome per call, its texts printable and each modified input named once.
+
+    Raises WireError unless every field is there with its type.
+    """
     if not isinstance(message, list) or len(message) != calls:
         raise wire.WireError("expected one outcome per call")
     items = wire.decode(message)
@@ -366,4 +379,13 @@ def read_outcomes(message, calls: int) -> list[Outcome]:
         for name, fits in OUTCOME_TYPES.items():
             if not fits(item[name]):
                 raise wire.WireError(f"an outcome's {name} has the wrong type")
-    return [Outcome(**item) for item in items]
+    return [
+        Outcome(
+            value=item["value"],
+            kind=printable(item["kind"]),
+            gradients=item["gradients"],
+            modified=tuple(sorted(set(item["modified"]))),
+            error=printable(item["error"]),
+        )
+        for item in items
+    ]

@@ -271,3 +271,25 @@ def test_only_complete_outcomes_are_read():
     for change in ({"error": 3}, {"gradients": [1]}, {"modified": (1.5,)}, {"extra": 1}):
         with pytest.raises(wire.WireError):
             read_outcomes(wire.encode([fields | change]), 1)
+
+
+def test_what_a_process_says_is_printable_and_says_nothing_twice():
+    texts = {"kind": "a\x1b[31m", "error": "E: \ud800\x00\x9b\u202eb"}
+    fields = {"value": None, "gradients": (), "modified": (1, 0, 0, 1) * 9000} | texts
+    (outcome,) = read_outcomes(wire.encode([fields]), 1)
+    assert outcome.modified == (0, 1)
+    assert outcome.kind.isprintable()
+    assert outcome.error.isprintable()
+    assert outcome.error.startswith("E: ")
+    assert outcome.error.endswith("b")
+
+
+def test_texts_of_events_are_printable_and_apart_from_our_own_words(sandbox):
+    result = run(sandbox, "def f(x):\n    raise KeyboardInterrupt('\\ud800\\x1b[31m secret')")
+    assert result.problem == "stopped with an exception"
+    assert "secret" in result.said
+    assert result.said.isprintable()
+    cell = Cell("helper", "raise ValueError('\\ud800\\x1b[31m')")
+    result = run(sandbox, "def f(x):\n    return x", cell)
+    assert result.outcomes is not None
+    assert result.errors["helper"].isprintable()
