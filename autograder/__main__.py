@@ -177,6 +177,7 @@ def run_status(arguments) -> int:
 def run_grade(arguments) -> int:
     import torch
 
+    from autograder.discover import not_looked_at
     from autograder.grade import Progress, checked_release, grade
     from autograder.gradebook import parse_due
     from autograder.summary import cpu_seconds, summary
@@ -214,7 +215,12 @@ def run_grade(arguments) -> int:
         anonymous=arguments.anonymous,
         progress=Progress(),
     )
-    print(summary(release, results, output, isolated=isolated, cpu_seconds=cpu_seconds()))
+    ignored = not_looked_at(folder)
+    print(
+        summary(
+            release, results, output, isolated=isolated, cpu_seconds=cpu_seconds(), ignored=ignored
+        )
+    )
     return 1 if any(result.error for result in results) else 0
 
 

@@ -5,6 +5,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from autograder.notebooks import MAX_BYTES, HomeworkError, UnreadableError, read_submission
+from autograder.questions import QUESTIONS
+
+RESULTS = ("gradebook.db", "grades.csv", "submissions")  # they lie beside submissions, not in them
+
 
 @dataclass(frozen=True)
 class Found:
@@ -25,13 +30,23 @@ def discover(folder: Path, homework: str) -> list[Found]:
     """One entry per learner below `folder`, sorted by name.
 
     Accepts folder/<student>/HW/HW.ipynb (nbgrader's), folder/<student>/HW.ipynb and
-    folder/<student>.ipynb, and file names such as "hw1 (1).ipynb". A folder without a notebook of
-    this homework is a learner who handed in nothing.
+    folder/<student>.ipynb, a zip file with one notebook in a notebook's place, and file names such
+    as "hw1 (1).ipynb". A folder without a notebook of this homework is a learner who handed in
+    nothing, and so is one whose notebook has the labels of another homework.
+    Raises HomeworkError where `folder` holds a class instead of its submissions.
     """
+    if there := [name for name in RESULTS if (folder / name).exists()]:
+        inner = folder / "submissions"
+        advice = f"; did you mean {inner}?" if inner.is_dir() else ""
+        raise HomeworkError(
+            f"{folder} holds {there[0]}, so it is the folder of a class, not one with a folder or "
+            f"file per learner{advice}"
+        )
     found: dict[str, Found] = {}
+    ignored = set(not_looked_at(folder))
     entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
     for entry in sorted(entries, key=lambda e: not e.is_dir()):  # folders before loose files
-        if not entry.is_dir() and entry.suffix != ".ipynb":
+        if printable(entry.name) in ignored:
             continue
         folder_of_its_own = entry.is_dir() and not entry.is_symlink()
         one = _in_folder(entry, homework) if folder_of_its_own else _loose(entry, homework)
@@ -40,12 +55,59 @@ def discover(folder: Path, homework: str) -> list[Found]:
         else:
             note = f"There was also a file {printable(entry.name)}; it was not graded."
             found[one.student] = replace(first, notes=(*first.notes, note))
-    return [_with_time(found[student]) for student in sorted(found)]
+    return [_with_time(found[student], homework) for student in sorted(found)]
 
 
-def _with_time(found: Found) -> Found:
+def not_looked_at(folder: Path) -> list[str]:
+    """Names of what lies in `folder` and is neither a learner's folder nor a notebook."""
+    entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
+    return [
+        printable(entry.name)
+        for entry in entries
+        if not entry.is_dir() and not IS_NOTEBOOK.search(entry.name) and not _zipped(entry)
+    ]
+
+
+IS_NOTEBOOK = re.compile(r"\.ipynb(\.txt|\.json)?$", re.I)  # as some browsers save it
+
+
+def _zipped(path: Path) -> bool:
+    """Whether it is a zip file with one notebook."""
+    if path.suffix.lower() != ".zip" or path.is_symlink() or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            read_submission(file.read(MAX_BYTES + 1))
+    except (OSError, UnreadableError):
+        return False
+    return True
+
+
+def other_homework(path: Path, homework: str) -> str:
+    """ "hw3" where most labels of that homework's answers are in the file and none of ours."""
+    try:
+        with path.open("rb") as file:
+            labels = {cell.grade_id for cell in read_submission(file.read(MAX_BYTES + 1)).cells}
+    except (OSError, UnreadableError):
+        return ""  # said when it is graded
+    answers: dict[str, list[bool]] = {}
+    for name in QUESTIONS:
+        part, function = name.split("/")
+        answers.setdefault(part, []).append(bool({function, f"{function}_answer"} & labels))
+    if any(answers.pop(homework.split("_")[0], ())):
+        return ""
+    return max((name for name, has in answers.items() if 2 * sum(has) > len(has)), default="")
+
+
+def _with_time(found: Found, homework: str) -> Found:
     if found.path is None:
         return found
+    if other := other_homework(found.path, homework):
+        note = (
+            f"{printable(found.path.name)} is a notebook of homework {_number(other)}, "
+            f"so nothing of {homework} was handed in."
+        )
+        return Found(found.student, None, (*found.notes, note))
     when, stamped = handed_in(found.path)
     notes = found.notes
     if not stamped and (found.path.parent / "timestamp.txt").exists():
@@ -71,7 +133,7 @@ def handed_in(path: Path) -> tuple[datetime, bool]:
 
 
 def _loose(path: Path, homework: str) -> Found:
-    student = printable(path.stem)
+    student = printable(IS_NOTEBOOK.sub("", path.name) if not _zipped(path) else path.stem)
     if path.is_symlink() or not path.is_file():
         return Found(student, None, ("It is a link or no ordinary file, not a notebook.",))
     if copy_number(path.stem, homework) is not None:
@@ -84,11 +146,13 @@ def _in_folder(folder: Path, homework: str) -> Found:
     notebooks = [
         path
         for path in sorted(folder.rglob("*"))
-        if re.search(r"\.ipynb(\.txt|\.json)?$", path.name, re.I)  # as some browsers save it
+        if IS_NOTEBOOK.search(path.name)
         and path.is_file()
         and not path.is_symlink()
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
+    if not notebooks:
+        notebooks = [p for p in sorted(folder.rglob("*.[zZ][iI][pP]")) if _zipped(p)]
     named = [p for p in notebooks if copy_number(p.stem, homework) is not None]
     # The learner's own name for the file: only where nobody could mean another homework.
     others = [

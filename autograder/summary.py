@@ -43,10 +43,13 @@ def cpu_seconds() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def summary(release, results, output: Path, *, isolated: bool, cpu_seconds: float) -> str:
+def summary(
+    release, results, output: Path, *, isolated: bool, cpu_seconds: float, ignored=()
+) -> str:
     """Points and notes per learner, the commonest causes, where everything lies, what it took.
 
-    cpu_seconds : of this run, all its processes together.
+    cpu_seconds : of this run, all its processes together. ignored : names of what lay among the
+    submissions and was not looked at.
     """
     rows = []
     for result in results:
@@ -59,8 +62,11 @@ def summary(release, results, output: Path, *, isolated: bool, cpu_seconds: floa
         text = " ".join([*remarks(result), *wrong])
         rows.append((result.student, f"{result.score.total:g}", text))
     maximum = sum(q.points for q in release.questions if not is_bonus(q))
+    manual = sum(m.points for m in release.manual)
+    by_hand = f" + {manual:g} by hand" if manual else ""
     lines = [
-        f"{release.name}: {len(results)} submission{'s'[: len(results) != 1]}, {maximum:g} points",
+        f"{release.name}: {len(results)} submission{'s'[: len(results) != 1]}, "
+        f"{maximum:g} points{by_hand}",
         "",
         table(rows, ("student", "points", "notes")),
     ]
@@ -70,6 +76,7 @@ def summary(release, results, output: Path, *, isolated: bool, cpu_seconds: floa
     if common:
         rows = [(str(count), name, cause) for (name, cause), count in common]
         lines += ["", table(rows, ("times", "question", "commonest causes"))]
+    waiting = sum(result.score.pending for result in results if result.score)
     kept = sum(result.kept for result in results)
     fresh = len(results) - kept
     each = f", {cpu_seconds / fresh:.2f} per submission" if fresh else ""
@@ -81,6 +88,8 @@ def summary(release, results, output: Path, *, isolated: bool, cpu_seconds: floa
         f"graded    {fresh} in {cpu_seconds:.1f} CPU seconds{each}"
         + (f"; {kept} unchanged (--again grades them too)" if kept else ""),
         *_late(results),
+        *([f"by hand   {waiting} answers wait in formgrader"] if waiting else []),
+        *([f"skipped   no notebook, not looked at: {', '.join(ignored)}"] if ignored else []),
         *([] if isolated else [NOT_ISOLATED]),
     ]
     return "\n".join(lines)

@@ -22,9 +22,9 @@ import pytest
 
 from autograder import gradebook, secret
 from autograder.cases import collect
-from autograder.discover import copy_number, discover
+from autograder.discover import copy_number, discover, not_looked_at
 from autograder.examples.make import make
-from autograder.grade import Examiner, _fits, checked_release, disarmed
+from autograder.grade import Examiner, _fits, checked_release, disarmed, told
 from autograder.grade import grade as grade_class
 from autograder.judge import cases_for
 from autograder.kept import Kept
@@ -263,7 +263,7 @@ def test_learners_text_is_escaped_everywhere(graded, tmp_path):
     with_gradebook(graded, tmp_path / "out")
     grade(RELEASE, tmp_path / "in", tmp_path / "out")
     text = page(tmp_path / "out", student)
-    assert "alert(2)" in text
+    assert "alert(2)" not in text
     assert "&lt;b&gt;mine" in text
     for raw in ("<script", "<img", "<b>mine"):
         assert raw not in text
@@ -360,6 +360,36 @@ def test_files_are_found_whatever_they_are_called(tmp_path, files, expected, wor
     assert one.student == "a"
     assert one.path == (tmp_path / expected if expected else None)
     assert words in " ".join(one.notes)
+
+
+def test_a_class_is_no_folder_of_submissions(tmp_path):
+    (tmp_path / "submissions/ada").mkdir(parents=True)
+    with pytest.raises(HomeworkError, match=r"did you mean .*/submissions\?"):
+        discover(tmp_path, HOMEWORK)
+
+
+def test_zip_files_are_read_and_the_rest_is_listed(tmp_path):
+    import zipfile
+
+    (tmp_path / "b").mkdir()
+    for name in ("a.zip", "b/hw1.zip", "none.zip"):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            if name != "none.zip":
+                archive.write(EXAMPLES / "ada" / HOMEWORK / f"{HOMEWORK}.ipynb", "hw1.ipynb")
+    (tmp_path / "readme.txt").write_text("Hello")
+    assert [one.path for one in discover(tmp_path, HOMEWORK)] == [
+        tmp_path / "a.zip", tmp_path / "b/hw1.zip"
+    ]  # fmt: skip
+    assert not_looked_at(tmp_path) == ["none.zip", "readme.txt"]
+
+
+def test_a_notebook_of_another_homework_is_said_to_be_one(tmp_path):
+    release = ROOT / "homework/hw3_group_methods/hw3_group_methods.ipynb"
+    shutil.copy(release, tmp_path / "nat.ipynb")
+    (one,) = discover(tmp_path, HOMEWORK)
+    assert one.path is None
+    assert "nat.ipynb is a notebook of homework 3" in one.notes[-1]
+    assert discover(tmp_path, "hw3_group_methods")[0].path == tmp_path / "nat.ipynb"
 
 
 def test_links_are_not_followed(tmp_path):
@@ -940,3 +970,41 @@ def test_formgrader_asks_for_the_manual_question_and_its_points_reach_the_learne
     assert rows(output)["eve"][label] == rows(output)["eve"]["total"] == "3"
     assert rows(output)["eve"]["note"] == ""
     assert "<b>3</b> / 4" in page(output, "eve")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("ValueError: the inputs are one point three (line 3)", "ValueError (line 3)"),
+        ("NotImplementedError (line 2)", "NotImplementedError (line 2)"),
+        ("abcdefgh: mnop (line 12)", "an exception of its own (line 12)"),
+        ("RuntimeError: must match abcd", "RuntimeError: … must match …"),
+        ("TypeError: 'NoneType' abcd (line 123456)", "TypeError: … NoneType …"),
+        ("IndexError: tensors used as indices abcd", "IndexError: … expected condition to be a"),
+        ("", "an exception of its own"),
+    ],
+)
+def test_of_an_exception_on_hidden_inputs_only_known_words_are_told(error, words):
+    assert told(error).startswith(words)
+    assert not re.search("abcd|mnop|point|12345", told(error))
+
+
+def test_no_word_of_a_learner_comes_from_hidden_inputs_to_a_page(graded, tmp_path):
+    code = "''.join(chr(97 + b % 16) for b in str(rewards.tolist()).encode())[:25]"
+    for name, body in {
+        "a": f"    raise ValueError({code})\n",
+        "b": f"    raise type({code}, (Exception,), {{}})()\n",
+        "c": f"    return type({code}, (), {{}})()\n",
+        "d": f"    raise KeyboardInterrupt({code})\n",
+    }.items():
+        source = f"def group_centered(rewards):\n{body}"
+        submission_with(tmp_path / "class", name, "group_centered", source)
+    with_gradebook(graded, tmp_path / "output")
+    results = grade(RELEASE, tmp_path / "class", tmp_path / "output", jobs=1)
+    causes = [m.cause for r in results for m in r.marks if m.id == "hw1/group_centered"]
+    assert "ValueError (line 2)" in causes[0]
+    assert "an exception of its own (line 2)" in causes[1]
+    assert "returns an object" in causes[2]
+    assert "stopped with an exception." in causes[3]
+    for result in results:
+        assert not re.search("[a-p]{25}", page(tmp_path / "output", result.student))
