@@ -534,7 +534,7 @@ def score_where_one_is_left(scores, logp, logp_ref, mask, *, beta):
     return (paid - torch.where(valid, beta * (logp - logp_ref), 0.0)).detach()
 
 
-def relative_edges(v, old, g, *, clip):
+def relative_edges(v, old, g, *, clip=None):
     old, g = old.detach(), g.detach()
     if clip is None:
         return 0.5 * (v - g) ** 2
@@ -563,6 +563,46 @@ def gae_step(next_in_last_column):
         return out, out + values
 
     return answer
+
+
+def gae_cleanrl(rewards, values, done, *, gamma, lam, bootstrap=None):
+    """The most copied loop: done[t + 1] gates step t; a bootstrap is read behind the end only."""
+    behind = torch.zeros_like(rewards[:, 0]) if bootstrap is None else bootstrap
+    behind = behind[:, -1] if behind.dim() == 2 else behind
+    out, carry, time = torch.zeros_like(rewards), 0.0, rewards.shape[1]
+    for t in reversed(range(time)):
+        going = 1 - done[:, min(t + 1, time - 1)].to(rewards.dtype)
+        following = behind if t == time - 1 else values[:, t + 1]
+        delta = rewards[:, t] + gamma * following * going - values[:, t]
+        carry = delta + gamma * lam * going * carry
+        out[:, t] = carry
+    return out, out + values
+
+
+def place_score(column):
+    """column(out, valid) -> the columns that are paid, (batch, time) bool."""
+
+    def place(out, scores, valid):
+        return torch.where(column(out, valid), scores[:, None], 0.0) + out
+
+    return shaped(place)
+
+
+def is_last(out, valid):
+    return valid & (valid.flip(1).cumsum(1).flip(1) == 1)
+
+
+pc_dual = edges(lambda low: 1 - low, lambda high: 1 + high)
+
+
+def dual(*args, **knobs):
+    loss, a = pc_dual(*args, **knobs), args[2].detach()
+    return torch.where(a < 0, torch.min(loss, -3 * a), loss)
+
+
+def probabilities(logp, logp_old, advantages, *, eps_low, eps_high):
+    ratio, a = logp.exp() / logp_old.detach().exp(), advantages.detach()
+    return torch.maximum(-ratio * a, -ratio.clamp(1 - eps_low, 1 + eps_high) * a)
 
 
 def gae_without_last_column(rewards, values, done, *, gamma, lam, bootstrap=None):
@@ -600,7 +640,7 @@ WRONG = [
     ("ppo_clip", edges(lambda low: 0.8, lambda high: 1.2), "edges_fixed"),
     ("ppo_clip", edges(lambda low: 1 - low, lambda high: 1 - high), "upper_edge_minus"),
     ("ppo_clip", clip(lambda r, c, a: -torch.minimum(r, c * a)), "advantage_on_clipped_only"),
-    ("value_loss", lambda v, old, g, *, clip: 0.5 * (v - g.detach()).clamp(
+    ("value_loss", lambda v, old, g, *, clip=None: 0.5 * (v - g.detach()).clamp(
         *((None, 1e9) if clip is None else (-clip, clip))) ** 2, "error_clipped"),
     ("value_loss", relative_edges, "relative_edges"),
     ("shape_rewards_with_kl", score_where_one_is_left, "score_on_prompt"),
@@ -611,6 +651,16 @@ WRONG = [
         lambda v, d, behind: (1 - d) * v[:, 0] if bootstrap is None else behind)(
             r, v, d, gamma=gamma, lam=lam, bootstrap=bootstrap), "wrapped"),
     ("gae", gae_without_last_column, "last_column_left_out"),
+    ("gae", gae_cleanrl, "done_of_next"),
+    ("ppo_clip", dual, "dual_clip"),
+    ("ppo_clip", probabilities, "quotient_of_probabilities"),
+    ("shape_rewards_with_kl", place_score(
+        lambda out, valid: valid & (torch.arange(out.shape[1]) == out.shape[1] - 1)),
+     "score_lost"),
+    ("shape_rewards_with_kl", place_score(
+        lambda out, valid: F.pad(is_last(out, valid)[:, 1:], (0, 1))), "score_before_last"),
+    ("shape_rewards_with_kl", place_score(lambda out, valid: torch.arange(out.shape[1])
+     == valid.sum(1, keepdim=True) - 1), "score_at_count"),
     ("gae", gae_bootstrap_as_carry, "bootstrap_as_carry"),
     ("gae", lambda r, v, d, *, gamma, lam, bootstrap: (lambda a, g: (a, a + r))(*gae_python(
         r, v, d, gamma=gamma, lam=lam, bootstrap=bootstrap)), "rewards_for_values"),
@@ -674,11 +724,12 @@ WRONG = [
     ("value_loss", value_clip(torch.minimum), "min_for_max"),
     ("value_loss", value_clip(lambda plain, near: near), "clipped_only"),
     ("value_loss", value_clip(lambda plain, near: plain), "clip_ignored"),
-    ("value_loss", lambda v, old, g, *, clip: 2 * vl_where(v, old, g, clip=clip), "no_half"),
-    ("value_loss", lambda v, old, g, *, clip: 0.5 * (v - g) ** 2 if clip is None else
+    ("value_loss", lambda v, old, g, *, clip=None: 2 * vl_where(v, old, g, clip=clip), "no_half"),
+    ("value_loss", lambda v, old, g, *, clip=None: 0.5 * (v - g) ** 2 if clip is None else
      0.5 * torch.maximum((v - g) ** 2, (old + (v - old).clamp(-clip, clip) - g) ** 2), None),
-    ("value_loss", lambda v, old, g, *, clip: vl_where(v, 0 * old, g, clip=clip), "around_zero"),
-    ("value_loss", lambda v, old, g, *, clip: F.smooth_l1_loss(
+    ("value_loss", lambda v, old, g, *, clip=None: vl_where(
+        v, 0 * old, g, clip=clip), "around_zero"),
+    ("value_loss", lambda v, old, g, *, clip=None: F.smooth_l1_loss(
         v, g.detach(), reduction="none") if clip is None else vl_where(
             v, old, g, clip=clip), ""),
     ("shape_rewards_with_kl", shaped(on_last_column), "score_on_last_column"),
@@ -781,6 +832,34 @@ def test_what_comes_in_pairs_in_real_code_is_named_as_the_pair(name, answer, mis
         assert set(verdict.details["named"]) == mistakes, verdict.cause
 
 
+TOO_NARROW = [  # right on tame inputs only: each once got full points
+    ("token_ratio", lambda new, old: (new - old.detach()).clamp(-10, 10).exp()),
+    ("ppo_clip", lambda new, old, a, **eps: pc_where(
+        old + (new - old).clamp(-1, 1), old, a, **eps)),
+    ("ppo_clip", lambda new, old, a, **eps: pc_where(new, old, a.clamp(-2, 2), **eps)),
+    ("ppo_clip", clip(lambda r, c, a: -torch.minimum(r.clamp(max=2) * a, c * a))),
+    ("gae", lambda r, v, d, *, gamma, lam, bootstrap=None: gae_python(
+        r, v, d, gamma=gamma, lam=max(lam, 0.1), bootstrap=bootstrap)),
+    ("gae", lambda r, v, d, *, gamma, lam, bootstrap=None: gae_python(
+        r, v, d, gamma=gamma, lam=min(lam, 0.95), bootstrap=bootstrap)),
+    ("gae", lambda r, v, d, *, gamma, lam, bootstrap=None: gae_python(
+        r, v, d if bootstrap is None else 1 - (1 - d), gamma=gamma, lam=lam, bootstrap=bootstrap)),
+    ("value_loss", lambda v, old, g, *, clip=0.2: vl_where(v, old, g, clip=clip)),
+    ("shape_rewards_with_kl", shaped(
+        lambda out, s, valid: torch.where(is_last(out, valid), s[:, None], 0.0) + out,
+        lambda gap: gap.clamp(-2, 2))),
+    ("natural_gradient_step", natural(pinv, lambda g, f, d: g @ d + 1e-6)),
+    ("natural_gradient_step", natural(
+        lambda f: pinv(f + 1e-6 * torch.eye(len(f)).to(f)), lambda g, f, d: g @ d)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "answer"), TOO_NARROW)
+def test_an_answer_that_is_right_on_tame_inputs_only_loses_points(name, answer):
+    for cases in ("visible", "final"):
+        assert not judge(f"hw2/{name}", answer, cases=cases).passed
+
+
 @pytest.mark.parametrize("inverse", [torch.linalg.inv, torch.linalg.pinv])
 @pytest.mark.parametrize("cases", ["visible", "final"])
 def test_a_plain_inverse_meets_a_matrix_that_has_none(cases, inverse):
@@ -805,8 +884,8 @@ OUTSIDE = [
         r, v, d, gamma=gamma, lam=lam**0.5, bootstrap=bootstrap)),
     ("gae", lambda r, v, d, *, gamma, lam, bootstrap: tuple(x.flip(0) for x in gae_python(
         r, v, d, gamma=gamma, lam=lam, bootstrap=bootstrap))),
-    ("value_loss", lambda v, old, g, *, clip: torch.log1p(vl_where(v, old, g, clip=clip))),
-    ("value_loss", lambda v, old, g, *, clip: 7 * vl_where(v, old, g, clip=clip)),
+    ("value_loss", lambda v, old, g, *, clip=None: torch.log1p(vl_where(v, old, g, clip=clip))),
+    ("value_loss", lambda v, old, g, *, clip=None: 7 * vl_where(v, old, g, clip=clip)),
     ("shape_rewards_with_kl", lambda s, p, q, m, *, beta: sr_loop(s, p, q, m, beta=beta) * 2),
     ("shape_rewards_with_kl", lambda s, p, q, m, *, beta: sr_loop(s.flip(0), p, q, m, beta=beta)),
     ("natural_gradient_step", lambda g, f, *, delta: ng_eigh(g, f, delta=delta) * 3),
@@ -950,11 +1029,11 @@ def test_the_numbers_of_the_reflections():
     backward = (ref * (ref.log() - z.log_softmax(0))).sum()
     slopes = [float(torch.autograd.grad(kl, z)[0][0]) for kl in (forward, backward)]
     assert slopes == pytest.approx(expected[1:])
-    nothing, half = torch.zeros(1, 3), torch.full((1, 3), 0.5)
+    nothing, said = torch.zeros(1, 3), torch.full((1, 3), 0.8)
     cut = torch.tensor([[0, 0, 1]])
-    kept, _ = gae_python(nothing, half, 0 * cut, gamma=1.0, lam=0.95, bootstrap=half[:, 0])
+    kept, _ = gae_python(nothing, said, 0 * cut, gamma=1.0, lam=0.9, bootstrap=said[:, 0])
     close(kept, [[0.0, 0, 0]])
-    close(gae_python(nothing, half, cut, gamma=1.0, lam=0.95)[0], [[-0.451, -0.475, -0.5]])
+    close(gae_python(nothing, said, cut, gamma=1.0, lam=0.9)[0], [[-0.648, -0.72, -0.8]])
     # A critic on its way from 0 to 80, 0.2 at a time.
     value = torch.zeros(1, 1, requires_grad=True)
     dead = torch.autograd.grad(
@@ -1015,6 +1094,24 @@ def test_the_solution_gets_full_points(solution):
     assert sum(points.values()) == 22
 
 
+def test_the_minutes_of_the_title_add_up(notebook):
+    title = source_of(notebook, "title")
+    rows = [row.strip("| ").split(" | ") for row in title.splitlines() if row.startswith("| ")][1:]
+    minutes = {row[0]: int(row[-1]) for row in rows}
+    told = re.search(r"(\d+) minutes of work by the table, (\d+) more .* and (\d+) for", title)
+    work, bonus, written = (int(x) for x in told.groups())
+    assert sum(minutes.values()) == work + bonus + written
+    assert bonus == next(m for name, m in minutes.items() if "Bonus" in name)
+    assert written == next(m for name, m in minutes.items() if "reflections" in name)
+
+
+def test_an_overshot_value_is_dead_when_the_clipped_one_is_farther_off(solution):
+    for target, gradient in ((1.2, 0.0), (1.1, 0.2)):
+        value = torch.full((1, 1), 1.3, requires_grad=True)
+        loss = solution["value_loss"](value, 0 * value, torch.full((1, 1), target), clip=1.0)
+        close(torch.autograd.grad(loss.sum(), value)[0], [[gradient]])
+
+
 def test_the_lecture_of_every_question_and_mistake_has_its_equation():
     for question in HW2:
         for place in {question.lecture, *(m.lecture for m in question.mistakes)}:
@@ -1047,6 +1144,8 @@ def test_the_experiment_shows_what_its_reflection_says(notebook, capsys):
     free = run(("clipping = True", "clipping = False"))
     assert plain[1][:2] == wide[1][:2] == narrow[1][:2] == free[1][:2]
     assert plain[2][:2] == wide[2][:2] != narrow[2][:2]
+    assert plain[2][2] > wide[2][2]  # what counts as dead does change
+    assert plain[4][:2] == narrow[4][:2]
     assert wide[256][1] == pytest.approx(1.4, abs=2e-3)
     assert narrow[256][1] == pytest.approx(1.1, abs=5e-3)
     assert all(2.25 <= row[1] <= 2.32 and 0.76 < row[3] < 0.82 for row in free.values())
@@ -1073,10 +1172,19 @@ def test_the_planted_bugs_show_hide_and_are_two(notebook, capsys):
         assert "-0.0000" not in capsys.readouterr().out
         return space["advantages"], space["alive"], space["loss"].detach()
 
+    def mean(result):
+        return float(result[2].mean())
+
     right = [[0.5, 1, -0.5, -1], [-0.125, -0.25, -0.5, -1]]
     advantages, alive, _ = run(fix_end, fix_min)
     close(advantages, right)
     close(alive, [[0, 0.6, 1.5, 0], [1.5, 1.1, 0.9, 0]])
+    told = re.search(
+        r"is ([\d.]+) with both bugs and ([\d.]+) without", source_of(notebook, "bug-reflection")
+    )
+    assert [mean(run()), mean(run(fix_end, fix_min))] == pytest.approx(
+        [float(x) for x in told.groups()], abs=5e-4
+    )
     advantages, alive, _ = run()
     close(advantages[0], [1.0, 2, -0.5, -1])
     close(advantages[1], right[1])  # hidden: one answer, which ends in the last column

@@ -17,13 +17,15 @@ VISIBLE = [
     (0.9, 0.8, None, torch.bool, ["000001", "001001", "010000", "000000"]),
     (0.8, 0.6, "batch", torch.float64, ["00100", "10001", "00000"]),
     (1.0, 0.9, "time", torch.int64, ["0101", "0101", "0110", "0010", "0000"]),
-    (0.95, 0.7, "time", torch.bool, ["01001", "00101"]),
+    (0.95, 0.0, "time", torch.bool, ["01001", "00101"]),
+    (0.9, 1.0, "batch", torch.bool, ["0010", "0101", "0000"]),
 ]
 FINAL = [
     (0.85, 0.7, None, torch.bool, ["0000001", "0010001", "0001000", "0000000"]),
     (0.7, 0.9, "batch", torch.int64, ["0100", "1001", "0010", "0000", "0001"]),
     (1.0, 0.6, "time", torch.float64, ["00101", "01001", "01100", "00010", "00000"]),
-    (0.8, 0.5, "time", torch.bool, ["0101", "1001", "0010"]),
+    (0.8, 0.0, "time", torch.bool, ["0101", "1001", "0010"]),
+    (0.95, 1.0, "batch", torch.bool, ["01000", "00101", "00000", "00100"]),
 ]
 
 
@@ -68,9 +70,9 @@ def buggy(rewards, values, done, *, gamma, lam, bootstrap=None, mistakes=frozens
     if bootstrap is not None and "bootstrap_ignored" not in mistakes:
         if bootstrap.dim() == 2:
             beyond = bootstrap
-            if "cut_is_end" in mistakes:  # read in the last column alone
+            if "cut_is_end" in mistakes or "done_of_next" in mistakes:  # read in the last column
                 beyond = torch.cat([0 * beyond[:, :-1], beyond[:, -1:]], 1)
-            elif "last_cut_is_end" in mistakes:
+            if "last_cut_is_end" in mistakes or "done_of_next" in mistakes:
                 column = beyond[:, -1:] * (1 - ends[:, -1:])
                 beyond = torch.cat([beyond[:, :-1], column], 1)
         else:
@@ -84,6 +86,8 @@ def buggy(rewards, values, done, *, gamma, lam, bootstrap=None, mistakes=frozens
         beyond = torch.where(ends > 0, beyond, values)
     elif "wrapped_over" in mistakes or ("wrapped" in mistakes and bootstrap is None):
         beyond = torch.where(ends > 0, beyond, values[:, :1])
+    if "done_of_next" in mistakes:
+        ends = torch.cat([ends[:, 1:], ends[:, -1:]], 1)
     discount = 1.0 if "gamma_forgotten" in mistakes else gamma
     trace = 1.0 if "lam_forgotten" in mistakes else lam
     if "rewards_early" in mistakes:
@@ -164,6 +168,13 @@ MISTAKES = (
         "done_shifted",
         "done is read one step late: the end is taken to lie one step before it really does.",
         "done[:, t] = 1 marks t itself as the last step.",
+        WHERE,
+    ),
+    Mistake(
+        "done_of_next",
+        "The done of the next step decides what follows a step, as in code in which done marks a "
+        "sequence's first step; a bootstrap where done is 1 is not read.",
+        "Here done[:, t] = 1 marks t itself as the last step.",
         WHERE,
     ),
     Mistake(
@@ -410,7 +421,11 @@ QUESTION = Question(
     buggy=buggy,
     mistakes=MISTAKES,
     excludes=excluding(
-        "done_shifted mask_inverted any_done",
+        "done_shifted mask_inverted any_done done_of_next",
+        "done_of_next: cut_is_end last_cut_is_end bootstrap_ignored open_end_is_end "
+        "bootstrap_after_end bootstrap_past_end bootstrap_everywhere carry_not_reset "
+        "next_value_missing last_value_repeated last_value_over wrapped wrapped_over "
+        "carry_from_bootstrap bootstrap_as_carry last_column_left_out",
         "bootstrap_ignored: cut_is_end open_end_is_end bootstrap_after_end bootstrap_everywhere "
         "carry_from_bootstrap",
         "bootstrap_past_end bootstrap_everywhere next_value_missing",
@@ -434,7 +449,7 @@ QUESTION = Question(
         "bootstrap_as_carry bootstrap_after_end no_carry",
         "bootstrap_as_carry: bootstrap_ignored open_end_is_end bootstrap_after_end no_carry "
         "carry_from_bootstrap forward_loop",
-        "last_cut_is_end: cut_is_end bootstrap_ignored open_end_is_end next_value_missing",
+        "last_cut_is_end: bootstrap_ignored open_end_is_end next_value_missing",
         "last_column_left_out: forward_loop cut_is_end last_cut_is_end",
         "returns_are_advantages: swapped",
         "advantages_only: swapped",

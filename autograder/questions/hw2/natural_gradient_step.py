@@ -39,6 +39,10 @@ def generate(draw, final):
         name = f"softmax of {len(vocab)} position{'s' * (len(vocab) > 1)}, singular"
         args = _softmax(draw, *vocab, halving=len(vocab) > 1)
         cases.append(Case(name=name, args=args, knobs={"delta": delta}))
+    grad, fisher = _regular(draw, sizes[0])
+    cases.append(Case("a small gradient", (1e-3 * grad, fisher), {"delta": 0.1}))
+    grad, fisher = _regular(draw, sizes[1])
+    cases.append(Case("a small Fisher matrix", (grad, 1e-4 * fisher), {"delta": 0.1}))
     _, fisher = _softmax(draw, 3)
     nothing = torch.zeros(3, dtype=torch.float64)
     cases.append(Case(name="no gradient", args=(nothing, fisher), knobs={"delta": 0.1}))

@@ -44,6 +44,34 @@ def _case(draw, name, batch, time, width, low, high, constants=()):
     )
 
 
+def _far(draw, batch):
+    """Ratios of about 0.05, 0.2, 5 and 10, each with advantages of both signs and several sizes."""
+    start = torch.tensor([0.03, 0.03, 0.1, 0.1, 4, 4, 8, 8], dtype=torch.float64)
+    ratios = start * draw.uniform(batch, 8, low=1.2, high=1.4)
+    logp_old = draw.uniform(batch, 8, low=-5.5, high=-3.3)
+    advantages = (-1.0) ** torch.arange(8) * draw.uniform(batch, 8, low=0.5, high=4.0)
+    return Case(
+        name="ratios far from one, advantages (batch, time)",
+        args=(logp_old + ratios.log(), logp_old, advantages),
+        knobs={"eps_low": 0.25, "eps_high": 0.3},
+        differentiable=(0,),
+        weights=draw.weights(batch, 8),
+    )
+
+
+def _unlikely(draw):
+    case = _case(draw, "very unlikely tokens, in float32", 2, 6, 1, 0.2, 0.3)
+    logp, logp_old, advantages = case.args
+    return Case(
+        name=case.name,
+        args=((logp - 120).float(), (logp_old - 120).float(), advantages.float()),
+        knobs=case.knobs,
+        differentiable=(0,),
+        weights=case.weights.float(),
+        stability=True,
+    )
+
+
 def generate(draw, final):
     one, two, three = [(4, 7), (3, 12), (2, 6)] if final else [(2, 7), (3, 12), (4, 6)]
     return [
@@ -56,6 +84,8 @@ def generate(draw, final):
             *(3, 8, 8, 0.3, 0.2),
             constants=(1, 2),
         ),
+        _far(draw, 3 if final else 2),
+        _unlikely(draw),
     ]
 
 
@@ -77,6 +107,8 @@ def buggy(logp, logp_old, advantages, *, eps_low, eps_high, mistakes=frozenset()
         ratio = gap
     elif "quotient_of_logs" in mistakes:
         ratio = logp / logp_old
+    elif "quotient_of_probabilities" in mistakes:
+        ratio = logp.exp() / logp_old.exp()
     elif "old_recomputed" in mistakes:
         ratio = (logp - logp.detach()).exp()
     else:
@@ -123,6 +155,8 @@ def buggy(logp, logp_old, advantages, *, eps_low, eps_high, mistakes=frozenset()
         out = torch.minimum(ratio, clipped) * advantages
     else:
         out = torch.minimum(plain, safe)
+    if "dual_clip" in mistakes:
+        out = torch.where(advantages < 0, torch.maximum(out, 3 * advantages), out)
     return finish(-out, mistakes)
 
 
@@ -260,6 +294,21 @@ MISTAKES = (
         "03, [RC-3]",
     ),
     Mistake(
+        "quotient_of_probabilities",
+        "Both log-probabilities are exponentiated before they are divided: for rare tokens in "
+        "float32 that is 0/0.",
+        "Subtract first, exponentiate afterwards.",
+        "03, [RC-3]",
+    ),
+    Mistake(
+        "dual_clip",
+        "A dual clip is built in: for a negative advantage the loss stops growing at three times "
+        "its size.",
+        "Nothing else is clipped here: with a negative advantage every ratio above the lower edge "
+        "keeps its gradient.",
+        "03, [RC-7]",
+    ),
+    Mistake(
         "old_recomputed",
         "The current policy stands in both places of the ratio, so it is one everywhere and "
         "nothing is ever clipped.",
@@ -332,7 +381,11 @@ QUESTION = Question(
         "low_for_both high_for_both reciprocal_edge",
         "advantage_missing: product_clipped detached",
         "product_clipped: clipped_detached",
-        "no_exp quotient_of_logs old_recomputed ratio_inverted",
+        "no_exp quotient_of_logs old_recomputed ratio_inverted quotient_of_probabilities",
+        "quotient_of_probabilities: sequence_ratio log_ratio_clipped detached",
+        "dual_clip: no_exp quotient_of_logs old_recomputed advantage_missing product_clipped "
+        "advantage_on_clipped_only around_zero max_for_min sequence_ratio clip_without_min "
+        "advantage_after_min",
         "no_exp quotient_of_logs old_recomputed: sequence_ratio log_ratio_clipped",
         # The ratio is one everywhere, or far below every edge.
         "old_recomputed: max_for_min clip_without_min no_clip advantage_after_min eps_swapped "

@@ -8,12 +8,12 @@ from autograder.questions.hw2.common import log_ratios
 from policy_gradients.advantages import shape_rewards_with_kl
 
 
-def _case(draw, name, time, spans, beta, dtype, constants=()):
+def _case(draw, name, time, spans, beta, dtype, constants=(), spread=1.0):
     """spans : per row (first, past the last) response column; dirt of size 50 outside them."""
     batch, steps = len(spans), torch.arange(time)
     mask = torch.stack([(steps >= start) & (steps < end) for start, end in spans])
     logp = draw.uniform(batch, time, low=-2.5, high=-0.2)
-    ref = logp - log_ratios(draw, batch, time)
+    ref = logp - spread * log_ratios(draw, batch, time)
     dirt = 50 * draw.weights(2, batch, time)
     return Case(
         name=name,
@@ -41,6 +41,7 @@ def generate(draw, final):
         _case(draw, "an empty response, float mask", sizes[1], two, betas[1], torch.float64),
         _case(draw, "prompt before the response, int mask", sizes[2], three, betas[2], torch.int64),
         _case(draw, "inputs with a graph", 6, [(0, 3), (0, 5)], 0.4, torch.bool, (0, 1, 2)),
+        _case(draw, "far from the reference", 6, [(2, 5), (1, 6)], 0.3, torch.bool, spread=8.0),
     ]
 
 
@@ -90,13 +91,17 @@ def buggy(scores, logp, logp_ref, mask, *, beta, mistakes=frozenset()):
         paid = paid / lengths.clamp(min=1)[:, None]
     elif "score_missing" in mistakes:
         paid = 0 * paid
-    index = lengths - 1 if "score_at_length" in mistakes else last
+    index = lengths - 1 if {"score_at_length", "score_at_count"} & mistakes else last
     if "empty_first" in mistakes:
         index = index.clamp(min=0)
     elif "empty_wraps" in mistakes or "score_at_length" in mistakes:
         index = index.remainder(time)  # -1 is the last column
     if "score_on_last_column" in mistakes:
         index = torch.full_like(index, time - 1)
+    elif "score_lost" in mistakes:
+        index = torch.where(last == time - 1, last, -1)
+    elif "score_before_last" in mistakes:
+        index = torch.where(lengths > 0, last - 1, -1)
     elif "score_on_first" in mistakes:
         index = first
     elif "score_after_last" in mistakes:
@@ -133,8 +138,28 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "score_lost",
+        "The score is put on the last column and masked away where that is padding: a shorter "
+        "response is paid no score.",
+        "The last token of a row is the last one with mask 1.",
+        WHERE,
+    ),
+    Mistake(
+        "score_before_last",
+        "The score is paid one position before the last token of the response.",
+        "The last response token itself is paid, the end token included.",
+        WHERE,
+    ),
+    Mistake(
+        "score_at_count",
+        "The score is put at the column that equals the response's length minus one: too early "
+        "where a prompt stands before it.",
+        "Look for the last column with mask 1, not for a number of tokens.",
+        WHERE,
+    ),
+    Mistake(
         "score_on_every_token",
-        "Every token of the response is paid the whole score.",
+        "The score is paid on every token of the response.",
         "Pay the score once, on the last response token.",
         WHERE,
     ),
@@ -303,6 +328,10 @@ QUESTION = Question(
         "score_on_last_column score_on_every_token score_on_first score_after_last "
         "score_at_length empty_wraps empty_first",
         "empty_wraps: score_at_length empty_first",
+        "score_lost score_before_last score_at_count: score_on_last_column score_on_every_token "
+        "score_on_first score_after_last score_at_length empty_wraps empty_first score_missing "
+        "score_on_prompt kl_on_last one_per_response",
+        "score_lost score_before_last score_at_count",
         "score_missing: kl_sign score_on_last_column score_on_every_token score_on_first "
         "score_after_last score_at_length empty_wraps empty_first",
         "score_missing score_times_beta score_per_length",

@@ -29,9 +29,9 @@ def generate(draw, final):
             weights=draw.weights(batch, time),
         )
     )
-    logp = draw.uniform(2, 3, low=-9.0, high=-8.0)
+    logp = draw.uniform(2, 3, low=-14.0, high=-13.0)
     gap = log_ratios(draw, 2, 3)
-    gap[0, 1], gap[1, 2] = 6 + draw.uniform(1).item(), -6 - draw.uniform(1).item()
+    gap[0, 1], gap[1, 2] = 11 + draw.uniform(1).item(), -11 - draw.uniform(1).item()
     cases.append(
         Case(
             name="ratios far from one",

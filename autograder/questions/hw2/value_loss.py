@@ -15,14 +15,14 @@ MOVES = ((0.4, 2.0), (-2.3, 1.5), (1.7, 3.6), (4.4, 2.9), (9.5, 2.6), (1.8, 0.4)
 def _case(draw, name, batch, time, clip, constants=()):
     which = torch.arange(time).remainder(len(MOVES)).expand(batch, time)
     which = which.gather(1, draw.uniform(batch, time).argsort(1))
-    unit = (clip or 0.3) * draw.weights(batch, time).sign()
+    unit = (0.3 if clip in (None, ...) else clip) * draw.weights(batch, time).sign()
     moved, target = torch.tensor(MOVES, dtype=torch.float64)[which].unbind(-1)
     old = draw.normal(batch, time)
     stretch = draw.uniform(batch, time, low=0.95, high=1.05)
     return Case(
         name=name,
         args=(old + unit * stretch * moved, old, old + unit * stretch * target),
-        knobs={"clip": clip},
+        knobs={} if clip is ... else {"clip": clip},
         differentiable=(0,),
         constants=constants,
         weights=draw.weights(batch, time),
@@ -34,7 +34,8 @@ def generate(draw, final):
     return [
         _case(draw, "clip 0.2", *one, 0.2),
         _case(draw, "clip 0.5", *two, 0.5),
-        _case(draw, "no clip", *three, None),
+        _case(draw, "no clip: None", *three, None),
+        _case(draw, "no clip: left out", 2, 7, ...),
         _case(draw, "old values and returns with a graph", 3, 8, 0.4, (1, 2)),
     ]
 
