@@ -814,3 +814,34 @@ def test_check_in_a_learners_kernel():
     for refused in (5, 7):
         assert "policy_gradients" in tables[refused][0]
         assert "0 of 1 point" in tables[refused][0]
+
+
+def divided_by_the_discount(rewards, done, *, gamma):
+    """Right where no power of gamma becomes 0 and done never is 1 before the end."""
+    out = torch.zeros_like(rewards)
+    power = gamma ** torch.arange(rewards.shape[1], dtype=rewards.dtype)
+    for row, ends in zip(range(len(rewards)), done.bool().tolist(), strict=True):
+        start = 0
+        for t, end in enumerate(ends):
+            if end or t == len(ends) - 1:
+                part = rewards[row, start : t + 1] * power[start : t + 1]
+                sums = part.flip(0).cumsum(0).flip(0)
+                out[row, start : t + 1] = sums / power[start : t + 1]
+                start = t + 1
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("reward_to_go", divided_by_the_discount),
+        ("reinforce", lambda logp, a: -a.detach() * logp.clamp(min=-5)),
+        ("reinforce", lambda logp, a: -a.detach().clamp(-5, 5) * logp),
+        ("optimal_baseline", lambda r, s: (s * s).sum(1) @ r / ((s * s).sum() + 1e-6)),
+        ("optimal_baseline", lambda r, s: (s.double() ** 2).sum(1) @ r / (s * s).sum()),
+    ],
+)
+def test_what_is_right_for_ordinary_numbers_only_loses_points(name, answer):
+    for cases in ("visible", "final"):
+        verdict = judge(f"hw1/{name}", answer, cases=cases)
+        assert not verdict.passed, cases

@@ -1,5 +1,7 @@
 """hw1/optimal_baseline: the constant that makes the gradient's variance smallest."""
 
+import torch
+
 from autograder.cases import Case
 from autograder.questions.base import Mistake, Question, excluding
 from policy_gradients.advantages import optimal_baseline
@@ -7,7 +9,7 @@ from policy_gradients.advantages import optimal_baseline
 
 def generate(draw, final):
     sizes = [(7, 4), (5, 3), (4, 6)] if final else [(6, 3), (4, 5), (8, 2)]
-    return [
+    cases = [
         Case(
             name=f"{n} responses, {parameters} parameters",
             # Rows of very different length, as confident and surprising responses have.
@@ -18,6 +20,10 @@ def generate(draw, final):
         )
         for n, parameters in sizes
     ]
+    args = draw.normal(5) + 1.0, draw.normal(5, 3) * draw.uniform(5, 1, low=0.3, high=2.0)
+    small = Case(name="tiny scores", args=(args[0], 1e-3 * args[1]))
+    single = tuple(x.to(torch.float32) for x in args)
+    return [*cases, small, Case(name="in float32", args=single, stability=True)]
 
 
 def buggy(rewards, scores, *, mistakes=frozenset()):

@@ -27,6 +27,14 @@ def generate(draw, final):
                 weights=draw.weights(batch, time),
             )
         )
+    cases.append(
+        Case(
+            name="unlikely tokens, large advantages",
+            args=(draw.uniform(3, 4, low=-40.0, high=-4.0), 20 * draw.weights(3, 1)),
+            differentiable=(0,),
+            weights=draw.weights(3, 4),
+        )
+    )
     return cases
 
 

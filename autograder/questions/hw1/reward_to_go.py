@@ -41,7 +41,14 @@ def generate(draw, final):
         knobs={"gamma": 0.0},
         stability=True,
     )
-    return [*cases, extreme]
+    # Behind 150 steps, gamma**t is 0 in float32: nothing may be divided by it.
+    many = Case(
+        name="a long row in float32",
+        args=(draw.normal(2, 160).to(torch.float32) + 0.3, torch.zeros(2, 160)),
+        knobs={"gamma": 0.5},
+        stability=True,
+    )
+    return [*cases, extreme, many]
 
 
 def buggy(rewards, done, *, gamma, mistakes=frozenset()):
