@@ -6,6 +6,7 @@ error, leaves the earlier grade alone, and makes the command fail at the end. Wh
 since it was graded is not run again (`autograder.kept`).
 """
 
+import builtins
 import contextlib
 import hashlib
 import json
@@ -19,10 +20,10 @@ from datetime import datetime
 from pathlib import Path
 
 from autograder import class_page, feedback, gradebook, kept, secret
-from autograder.cases import Outcomes
+from autograder.cases import Outcome, Outcomes
 from autograder.checks import SLOW
 from autograder.discover import Found, discover, printable
-from autograder.judge import assess, cases_for, redact, refusal
+from autograder.judge import CONDITION, EXCEPTION_HINTS, assess, cases_for, redact, refusal
 from autograder.kept import Kept, Mark, Record
 from autograder.normalise import Submission, normalise
 from autograder.notebooks import MAX_BYTES, HomeworkError, Release
@@ -158,11 +159,13 @@ class Examiner:
                 break
             dropped[run.slow_cell] = run.problem  # and try again without it
         if run.outcomes is None:
-            return stopped(_why(run, answer, question.function), SLOW if run.slow else FRESH)
+            why = _why(run, answer, question.function, verbatim=self.visible)
+            return stopped(why, SLOW if run.slow else FRESH)
         cases = self.cases[question.id]
         if len(run.outcomes) != len(cases) or not all(map(_fits, cases, run.outcomes)):
             return stopped(f"{question.function} did not answer every call.", FRESH)
-        outcomes = Outcomes(cases, run.outcomes)
+        outcomes = run.outcomes if self.visible else map(_without_text, run.outcomes)
+        outcomes = Outcomes(cases, outcomes)
         verdict = assess(question.id, outcomes, example=self.visible)
         status = "right" if verdict.passed else "wrong"
         if (verdict.cause or "").startswith("Not answered yet"):
@@ -181,11 +184,52 @@ def _fits(case, outcome) -> bool:
     return len(outcome.gradients) in (0, tracked) and all(i in positions for i in outcome.modified)
 
 
-def _why(run: Run, answer, function) -> str:
-    """What happened, without numbers: a learner's own text could carry a hidden input."""
-    own = (run.errors or {}).get(answer.key)
-    text = f"{function} {run.problem}." + (f" The cell stopped with {own}." if own else "")
-    return redact(text)
+def _why(run: Run, answer, function, *, verbatim: bool) -> str:
+    """What happened. Verbatim, on inputs that learners may see, with what their process said."""
+    problem, own = run.problem, (run.errors or {}).get(answer.key)
+    if verbatim and run.said:
+        problem += f" ({redact(run.said)})"
+    text = f"{function} {problem}."
+    if own:
+        text += f" The cell stopped with {redact(own) if verbatim else told(own)}."
+    return text
+
+
+# Of the texts that come from a learner's process this much may be told: any more, chosen by the
+# learner's code, could carry the inputs that count onto a page.
+EXCEPTIONS = {
+    name
+    for name, value in vars(builtins).items()
+    if isinstance(value, type) and issubclass(value, BaseException)
+} | {"_LinAlgError", "OutOfMemoryError", "EinopsError"}
+TYPES = {name for name, value in vars(builtins).items() if isinstance(value, type)} | {
+    "NoneType", "ndarray", "function", "generator", "module", "tensor", "number", "method",
+    "builtin_function_or_method", "map", "zip", "tensor of an unusual kind",
+}  # fmt: skip
+TELLING = {
+    "inplace": "inplace",
+    "NoneType": "NoneType",
+    CONDITION: "expected condition to be a boolean",
+    r"with a bool tensor|bool tensor is not supported": "with a bool tensor",
+} | {re.escape(words): words for words in EXCEPTION_HINTS if words not in EXCEPTIONS}
+
+
+def told(error: str) -> str:
+    """A known type of exception, one of a few pieces of known messages, the line."""
+    name = re.match(r"\w*", error)[0]
+    line = re.search(r" \(line \d{1,4}\)$", error)
+    where = line[0] if line else ""
+    if name not in EXCEPTIONS:
+        return f"an exception of its own{where}"
+    words = next((words for form, words in TELLING.items() if re.search(form, error)), "")
+    return name + (f": … {words} …" if words else "") + where
+
+
+def _without_text(outcome: Outcome) -> Outcome:
+    kind = outcome.kind
+    if kind not in TYPES and not re.fullmatch(r"\d tensors", kind):
+        kind = "object"
+    return replace(outcome, kind=kind, error=told(outcome.error) if outcome.error else "")
 
 
 def _bytes(found: Found) -> bytes | None:
