@@ -35,7 +35,7 @@ body { margin: 0; background: #f6f6f3; color: #22262b;
 main { max-width: 860px; margin: 0 auto; padding: 40px 24px 64px; }
 header { display: flex; justify-content: space-between; align-items: flex-end; gap: 24px;
   margin-bottom: 28px; }
-h1 { font-size: 26px; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }
+h1 { font-size: 26px; line-height: 1.25; margin: 0 0 4px; overflow-wrap: break-word; }
 .who { color: #5b6470; overflow-wrap: anywhere; }
 .total { text-align: right; white-space: nowrap; font-size: 34px; font-weight: 650;
   line-height: 1.1; }
@@ -61,7 +61,7 @@ dl { display: grid; grid-template-columns: 150px 1fr; gap: 8px 18px; margin: 14p
 dt { color: #5b6470; }
 dd { margin: 0; overflow-wrap: anywhere; }
 footer { color: #5b6470; font-size: 14px; margin-top: 28px; }
-@media (max-width: 560px) { dl { grid-template-columns: 1fr; margin-left: 0; gap: 2px; }
+@media (max-width: 560px) { header { flex-wrap: wrap; } dl { grid-template-columns: 1fr; margin-left: 0; gap: 2px; }
   dd { margin-bottom: 8px; } }
 @media print { body { background: #fff; } main { padding: 0; } }
 """
@@ -133,7 +133,8 @@ def _notes(result, score) -> str:
         texts.append(result.replaces)
     if score.late:
         cost = f"{score.penalty:g} points were taken off" if score.penalty else "this costs nothing"
-        texts.append(f"It was handed in {duration(score.late)} after the deadline; {cost}.")
+        clock = "" if result.stamped else " by the file's own time"
+        texts.append(f"It was handed in {duration(score.late)} after the deadline{clock}; {cost}.")
     if score.pending:
         several = "answer is" if score.pending == 1 else "answers are"
         texts.append(f"{score.pending} {several} still to be graded by hand.")

@@ -416,6 +416,8 @@ class _Delivery:
         changed = set()
         if earlier and earlier.file and result.file != earlier.file:
             points = sum(mark.points for mark in earlier.marks)
+            with contextlib.suppress(gradebook.missing_entry()):  # it may be a new gradebook
+                points = gradebook.score(self.book, self.release, result.student).total
             words = f"This replaces an earlier attempt, which was graded with {points:g} points."
             result = replace(result, replaces=words)
             changed = {c for c in earlier.cells if earlier.cells[c] != result.cells.get(c)}
@@ -424,7 +426,8 @@ class _Delivery:
         gradebook.record(
             self.book, self.release, result.student,
             {mark.grade_id: mark.points for mark in result.marks}, result.unanswered,
-            handed_in=found.handed_in, late_penalty=self.late_penalty, changed=changed,
+            handed_in=found.handed_in, changed=changed,
+            late_penalty=self.late_penalty if found.stamped else 0.0,
         )  # fmt: skip
         score = gradebook.score(self.book, self.release, result.student)
         result = replace(result, score=score, stamped=found.stamped)
@@ -452,6 +455,8 @@ class _Delivery:
         notes = remarks(result)
         if score.pending:
             notes.append(f"{score.pending} answer(s) to be graded by hand.")
+        if score.late and not result.stamped:
+            notes.append("Late by the file's own time only, so nothing was taken off.")
         by_hand = [manual for manual in self.release.manual if manual.points]
         return (
             {"total": f"{score.total:g}", "max": f"{score.maximum:g}"}

@@ -163,7 +163,7 @@ def record(
 
     points : grade id -> points. unanswered : grade ids of written answers left as released; they
     get 0; the other written answers with points wait for a grader. late_penalty : share of the
-    points taken off for each started day. changed : grade ids of answer cells whose text is not
+    points earned that is taken off for each started day. changed : grade ids of answer cells whose text is not
     the one that was graded before: a score given by hand stands, and is flagged for another look.
     """
     book.update_or_create_student(student)

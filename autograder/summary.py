@@ -102,6 +102,6 @@ def _late(results) -> list[str]:
     unsure = sum(not result.stamped for result in late)
     doubt = (
         f", {unsure} of them by the time of the file itself, as there is no timestamp.txt: a copy "
-        "may be younger than what was handed in"
+        "may be younger than what was handed in, so nothing is taken off there"
     )
     return [f"late      {len(late)}{doubt if unsure else ''}"]

@@ -4,6 +4,7 @@ import copy
 import csv
 import hashlib
 import hmac
+import html
 import json
 import os
 import re
@@ -545,7 +546,7 @@ def test_a_later_attempt_is_graded_and_says_so(graded, tmp_path):
     path.write_text(path.read_text("utf-8").replace(wrong, "return rewards"), "utf-8")
     for _ in range(2):  # the second time it is kept
         grade(RELEASE, folder, output)
-        words = "This replaces an earlier attempt, which was graded with 12 points."
+        words = "This replaces an earlier attempt, which was graded with 14 points."  # two by hand
         assert words in page(output, "ben")
         assert words in rows(output)["ben"]["note"]
         with gradebook.opened(output / "gradebook.db") as book:
@@ -766,8 +767,10 @@ def test_lateness_is_in_the_gradebook_the_table_and_on_the_page(graded, tmp_path
     assert [table[s]["late"] for s in ("ada", "anna", "ben", "emil")] == [
         "1 h 30 min", "", "1 d 2 h", ""
     ]  # fmt: skip
-    assert [table[s]["total"] for s in ("ada", "anna", "ben")] == ["18", "20", "9.6"]
-    assert [table[s]["penalty"] for s in ("ada", "anna", "ben")] == ["2", "", "2.4"]
+    assert [table[s]["total"] for s in ("ada", "anna", "ben")] == ["18", "20", "12"]
+    assert [table[s]["penalty"] for s in ("ada", "anna", "ben")] == ["2", "", ""]  # no stamp
+    assert "file's own time" in table["ben"]["note"]
+    assert "by the file's own time; this costs nothing" in html.unescape(page(output, "ben"))
     text = page(output, "ada")
     assert "handed in 1 h 30 min after the deadline; 2 points were taken off" in text
     assert "18 / 20<small>points: 20 less 2 for lateness" in text
