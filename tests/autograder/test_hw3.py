@@ -281,7 +281,7 @@ def df_any(correctness, *, low=0.0, high=1.0):
 
 
 def df_distance(correctness, *, low=0.0, high=1.0):
-    far = [(correctness - end).abs().amax(dim=1) > 0 for end in (low, high)]
+    far = [(correctness.double() - end).abs().amax(dim=1) > 0 for end in (low, high)]
     return torch.logical_and(*far)
 
 
@@ -504,7 +504,7 @@ def padding_left(loss, m, n):
 def sapo_of(inner, factor=lambda a, tau, new, old: a.detach() * 4 / tau, choose=torch.sign):
     """sapo made of what stands inside the sigmoid, (tau, ratio, advantages), and before it."""
 
-    def answer(new, old, a, *, tau_pos, tau_neg):
+    def answer(new, old, a, *, tau_pos=1.0, tau_neg=1.05):
         tau = torch.where(choose(a) > 0, tau_pos, tau_neg)
         gate = torch.sigmoid(inner(tau, (new - old.detach()).exp(), a.detach()))
         return -factor(a, tau, new, old) * gate
@@ -514,6 +514,15 @@ def sapo_of(inner, factor=lambda a, tau, new, old: a.detach() * 4 / tau, choose=
 
 def centred(tau, ratio, a):
     return tau * (ratio - 1)
+
+
+def dual(r, a, low, high):
+    return torch.where(a < 0, torch.min(ppo(r, a, low, high), -3 * a), ppo(r, a, low, high))
+
+
+def first_ones(x, m):
+    """The mask taken for a length."""
+    return (torch.arange(x.shape[1]) < m.sum(1, keepdim=True)).to(x.dtype)
 
 
 WRONG = [
@@ -559,6 +568,38 @@ WRONG = [
     ("mean_per_sequence", lambda x, m, *, sequences=None:
      (masked(x, m).sum(0) / m.sum(0).clamp(min=1)).sum() / (sequences or len(x)),
      {"wrong_axis_rows"}),
+    ("mean_per_sequence", lambda x, m, *, sequences=None: by_rows(x, first_ones(x, m), sequences),
+     {"mask_as_length"}),
+    ("mean_per_token", lambda x, m, *, tokens=None: mpt_where(x, first_ones(x, m), tokens=tokens),
+     {"mask_as_length"}),
+    ("mean_fixed_length", lambda x, m, *, length, sequences=None: mfl_rows(
+        x, first_ones(x, m), length=length, sequences=sequences), {"mask_as_length"}),
+    ("gspo", lambda new, old, a, m, **eps: gspo_cases(new, old, a, first_ones(new, m), **eps),
+     {"mask_as_length"}),
+    ("grpo_loss", lambda new, old, a, m, **knobs: gl_loop(
+        new, old, a, first_ones(new, m), **knobs), {"mask_as_length"}),
+    ("mean_per_token", lambda x, m, *, tokens=None: masked(x, m).mean(), {"plain_mean"}),
+    ("mean_fixed_length", lambda x, m, *, length, sequences=None:
+     (masked(x, m).sum(1) / m.sum(1).clamp(min=length)).sum() / (sequences or len(x)),
+     {"at_least_own"}),
+    ("mean_fixed_length", lambda x, m, *, length, sequences=None:
+     (masked(x, m).sum(1) / m.sum(1).clamp(min=1, max=length)).sum() / (sequences or len(x)),
+     {"at_most_own"}),
+    ("gspo", lambda new, old, a, m, *, eps_low, eps_high: dual(
+        seq_ratio(new, old, m), a.detach(), eps_low, eps_high).expand_as(new), {"dual_clip"}),
+    ("gspo", lambda new, old, a, m, *, eps_low, eps_high: ppo(
+        masked(new - old.detach(), m).exp(), a.detach(), eps_low, eps_high),
+     {"token_ratio_clean"}),
+    ("gspo", lambda new, old, a, m, *, eps_low, eps_high: ppo(
+        masked(new - old.detach(), m).sum(1, True).exp() / m.sum(1, True).clamp(min=1),
+        a.detach(), eps_low, eps_high).expand_as(new), {"divided_after_exp"}),
+    ("gspo", lambda new, old, a, m, *, eps_low, eps_high: ppo(
+        (masked(new - old.detach(), m).sum() / m.sum()).exp(), a.detach(), eps_low, eps_high)
+     .expand_as(new), {"whole_batch"}),
+    ("cispo", lambda new, old, a, *, eps_low, eps_high: new * ppo(
+        (new - old).exp(), a, eps_low, eps_high).detach(), {"minimum"}),
+    ("sapo", sapo_of(centred, choose=lambda a: a[:, :1]), {"tau_by_row"}),
+    ("sapo", sapo_of(centred, choose=lambda a: a.mean(1, True)), {"tau_by_row_mean"}),
     ("mean_per_token", lambda x, m, *, tokens=None: x[m.bool()].mean().nan_to_num(),
      {"tokens_ignored"}),
     ("mean_per_token", lambda x, m, *, tokens=None: x[m.bool()].sum() / (tokens or m.sum()),
@@ -624,16 +665,15 @@ WRONG = [
     ("sapo", sapo_of(centred, lambda a, tau, new, old: 4 * a.detach() * (new - old.detach()).exp()
                      * torch.sigmoid(-tau * ((new - old.detach()).exp() - 1))),
      {"slope_returned"}),
-    ("sapo", lambda new, old, a, *, tau_pos, tau_neg: -a.detach() * torch.sigmoid(torch.where(
-        a > 0, tau_pos, tau_neg) * ((new - old.detach()).exp() - 1)), {"no_factor"}),
-    ("sapo", lambda new, old, a, *, tau_pos, tau_neg: sapo_exp(
+    ("sapo", sapo_of(centred, lambda a, tau, new, old: a.detach()), {"no_factor"}),
+    ("sapo", lambda new, old, a, *, tau_pos=1.0, tau_neg=1.05: sapo_exp(
         new, old, a, tau_pos=tau_neg, tau_neg=tau_pos), {"tau_swapped"}),
-    ("sapo", lambda new, old, a, *, tau_pos, tau_neg: sapo_exp(new, old, a), {"tau_fixed"}),
-    ("sapo", lambda new, old, a, *, tau_pos, tau_neg: sapo_loop(
+    ("sapo", lambda new, old, a, **taus: sapo_exp(new, old, a), {"tau_fixed"}),
+    ("sapo", lambda new, old, a, *, tau_pos=1.0, tau_neg=1.05: sapo_loop(
         new, old, a, tau_pos=tau_pos, tau_neg=tau_pos), {"tau_pos_only"}),
-    ("sapo", lambda new, old, a, *, tau_pos, tau_neg: -sapo_loop(
+    ("sapo", lambda new, old, a, *, tau_pos=1.0, tau_neg=1.05: -sapo_loop(
         new, old, a, tau_pos=tau_pos, tau_neg=tau_neg), {"missing_minus"}),
-    ("sapo", lambda new, old, a, *, tau_pos, tau_neg: sapo_tanh(
+    ("sapo", lambda new, old, a, *, tau_pos=1.0, tau_neg=1.05: sapo_tanh(
         new, old, a, tau_pos=tau_pos, tau_neg=tau_neg) + 2 * a.detach() / torch.where(
         a > 0, tau_pos, tau_neg), {"half_subtracted"}),
     ("dapo_filter", lambda c, *, low=0.0, high=1.0: c.double().std(1) > 0, {"no_contrast"}),
@@ -671,10 +711,14 @@ WRONG = [
     ("grpo_loss", grpo_from(ppo, over_columns), {"padded_width"}),
     ("grpo_loss", grpo_from(ppo, added_up), {"sum_over_tokens"}),
     ("grpo_loss", grpo_from(ppo, own_count), {"sequences_ignored"}),
-    ("grpo_loss", grpo_from(ppo, over_own_tokens), {"per_token", "sequences_ignored"}),
+    ("grpo_loss", grpo_from(ppo, over_own_tokens), {"per_token_own"}),
     ("grpo_loss", grpo_from(ppo, over_tokens_or_count), {"per_token_counted"}),
     ("grpo_loss", grpo_from(ppo, by_every_length), {"broadcast"}),
     ("grpo_loss", grpo_from(ppo, padding_left), {"padding_left"}),
+    ("grpo_loss", grpo_from(dual), {"dual_clip"}),
+    ("grpo_loss", grpo_from(lambda r, a, low, high: -torch.min(
+        r, r.clamp(1 - low, 1 + high)) * a, over_own_tokens),
+     {"min_before_advantage", "per_token_own"}),
     ("grpo_loss", grpo_from(lambda r, a, low, high: -r * a), {"no_clip"}),
     ("grpo_loss", grpo_from(lambda r, a, low, high: -r.clamp(1 - low, 1 + high) * a),
      {"clip_only"}),
@@ -706,6 +750,34 @@ def test_a_wrong_answer_written_independently_is_named(name, answer, mistakes):
         assert set(verdict.details["named"]) == mistakes, (verdict.cause, verdict.details)
 
 
+def with_bounded_log_ratio(right, bound=1):
+    """The right function, told that no log-ratio is larger than ``bound``."""
+
+    def answer(new, old, *args, **knobs):
+        return right(new, new.detach() - (new - old).detach().clamp(-bound, bound), *args, **knobs)
+
+    return answer
+
+
+NO_POINTS = [
+    ("grpo_loss", with_bounded_log_ratio(gl_loop)),
+    ("sapo", with_bounded_log_ratio(sapo_exp)),
+    ("gspo", with_bounded_log_ratio(gspo_cases)),
+    ("grpo_loss", grpo_from(lambda r, a, low, high: ppo(r.clamp(max=2), a, low, high))),
+    ("cispo", lambda new, old, a, **eps: cispo_where(new, old, a.clamp(-2, 2), **eps)),
+    ("sapo", lambda new, old, a, *, tau_pos=9.0, tau_neg=-3.0: sapo_exp(
+        new, old, a, tau_pos=tau_pos, tau_neg=tau_neg)),
+    ("dapo_filter", lambda c, *, low=0.0, high=1.0:
+     df_any(torch.where((c.double() - low).abs() < 0.04, low, c.double()), low=low, high=high)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "answer"), NO_POINTS)
+def test_what_is_right_only_in_the_middle_of_the_range_gets_nothing(name, answer):
+    for cases, seed in (("visible", 0), ("final", 0), ("final", 1), ("final", 2)):
+        assert judge(f"hw3/{name}", answer, cases=cases, seed=seed).points == 0
+
+
 OUTSIDE = [
     ("mean_per_sequence", lambda x, m, *, sequences=None: 3 * mps_loop(x, m, sequences=sequences)),
     ("mean_per_sequence", lambda x, m, *, sequences=None: masked(x, m).amax(1).mean()),
@@ -720,7 +792,7 @@ OUTSIDE = [
      cispo_where(new, old, a**3, eps_low=eps_low, eps_high=eps_high)),
     ("cispo", lambda new, old, a, *, eps_low, eps_high:
      cispo_where(new, old, a, eps_low=eps_low, eps_high=eps_high) * 0.9),
-    ("sapo", lambda new, old, a, *, tau_pos, tau_neg:
+    ("sapo", lambda new, old, a, *, tau_pos=1.0, tau_neg=1.05:
      sapo_loop(new, old, a, tau_pos=tau_pos**2, tau_neg=tau_neg**2)),
     ("dapo_filter", lambda c, *, low=0.0, high=1.0: c[:, 0] == high),
     ("overlong_penalty", lambda n, *, max_length, cache:

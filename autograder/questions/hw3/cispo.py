@@ -27,6 +27,9 @@ def buggy(logp, logp_old, advantages, *, eps_low, eps_high, mistakes=frozenset()
     weight = rho if "no_clip" in mistakes else common.clip(rho, eps_low, eps_high, mistakes)
     if "eps_as_largest_weight" in mistakes:
         weight = rho.clamp(max=eps_high)
+    if "minimum" in mistakes:
+        plain, limited = rho * advantages, weight * advantages
+        weight = torch.where(plain < limited, rho, weight)
     if "gate" in mistakes:
         inside = (rho > 1 - eps_low) & (rho < 1 + eps_high)
         weight = torch.where(inside, rho, 0.0)
@@ -95,6 +98,12 @@ MISTAKES = (
         "This is PPO's clipped objective: tokens past the edge have no gradient.",
         "No minimum here: a clipped constant times the log-probability.",
         common.CLIP,
+    ),
+    Mistake(
+        "minimum",
+        "The smaller of two products is taken, as in PPO, and weighs the log-probability.",
+        "No minimum here: the clipped ratio alone is the weight.",
+        WHERE,
     ),
     Mistake(
         "gate",
@@ -183,7 +192,10 @@ QUESTION = Question(
         f"ppo: {LAST} weight_not_detached nothing_detached gate ppo_gate eps_as_largest_weight "
         "no_clip",
         f"gate eps_as_largest_weight no_clip: {EDGES}",
-        "gate ppo_gate eps_as_largest_weight no_clip",
+        "gate ppo_gate eps_as_largest_weight no_clip minimum",
+        f"minimum: ppo {EDGES} old_ignored no_logp weight_alone weight_not_detached "
+        "nothing_detached advantage_size advantages_ignored ratio_inverted difference_for_ratio "
+        "quotient_of_logs quotient_of_probabilities",
         "weight_not_detached nothing_detached",
         "no_logp weight_alone: weight_not_detached nothing_detached",
         "no_logp: no_clip",

@@ -15,6 +15,17 @@ def mask_of(lengths, time: int) -> torch.Tensor:
     return torch.arange(time) < torch.tensor(lengths)[:, None]
 
 
+def scattered(lengths, time: int) -> torch.Tensor:
+    """As many tokens, at the end of each row and, where there is room, with a hole."""
+    mask = torch.zeros(len(lengths), time, dtype=torch.bool)
+    for row, length in zip(mask, lengths, strict=True):
+        late = torch.arange(time)[time - length :]
+        if 1 < length < time - 1:
+            late[0] -= 1
+        row[late] = True
+    return mask
+
+
 def dirty(x, mask, draw, *, hard: bool):
     """x with other numbers on the padding: finite ones, or (hard) NaN and both infinities."""
     dirt = 4 * draw.weights(*x.shape)
@@ -37,7 +48,7 @@ def average_cases(draw, final, knobs):
     kinds = (torch.bool, torch.int64, torch.float64)
     cases = []
     for name, (lengths, time), kind, knob in zip(names, shapes, kinds, knobs, strict=True):
-        mask = mask_of(lengths, time)
+        mask = (scattered if "counts" in name else mask_of)(lengths, time)
         x = draw.normal(len(lengths), time) + 0.7
         x = dirty(x, mask, draw, hard="NaN" in name)
         cases.append(
@@ -53,10 +64,13 @@ def average_cases(draw, final, knobs):
 
 
 def zones(eps_low: float, eps_high: float):
-    """Intervals of ratios that a clip, or a clip with swapped or equal edges, treats alike."""
+    """Intervals of ratios that a clip, or a clip with swapped or equal edges, treats alike.
+
+    The two last lie far away, where a second clip (dual clip, a bounded log-ratio) would act.
+    """
     edges = sorted({1 - eps_low, 1 - eps_high, 1.0, 1 + eps_low, 1 + eps_high})
     edges = [0.55 * edges[0], *edges, 1.6 * edges[-1]]
-    return list(pairwise(edges))
+    return [*pairwise(edges), (0.05, 0.2), (4.0, 8.0)]
 
 
 def ratios(draw, advantages, eps_low, eps_high):
@@ -73,36 +87,37 @@ def ratios(draw, advantages, eps_low, eps_high):
     return out
 
 
-def log_probs(draw, *shape):
-    """Log-probabilities of order one, all below 0."""
-    return draw.uniform(*shape, low=-2.5, high=-0.3)
+def log_probs(draw, rho):
+    """logp of order one like rho; it and logp - log(rho) are below 0."""
+    return draw.uniform(*rho.shape, low=-4.0, high=-0.3) + rho.log().clamp(max=0)
 
 
 def signs(draw, batch: int, width: int = 1):
     """Advantages (batch, width) of order one whose signs alternate from row to row."""
     alternating = torch.where(torch.arange(batch) % 2 == 0, 1.0, -1.0).to(torch.float64)
-    return alternating[:, None] * draw.uniform(batch, width, low=0.5, high=1.5)
+    return alternating[:, None] * draw.uniform(batch, width, low=0.5, high=3.0)
 
 
 def surrogate_cases(draw, final, knobs):
     """Cases of a loss per token without a mask: (logp, logp_old, advantages).
 
-    knobs : three dicts; the clip's edges are read from them where they are there.
+    knobs : three or four dicts; the clip's edges are read from them where they are there.
     """
     shapes = [(6, 5, 1), (3, 8, 8), (5, 3, 1)] if final else [(4, 6, 1), (5, 3, 3), (3, 7, 1)]
-    names = (
-        "advantages (batch, 1)",
-        "advantages (batch, time)",
-        "every argument requires a gradient",
-    )
+    names = ["advantages (batch, 1)", "advantages (batch, time)"]
+    names.append("every argument requires a gradient")
+    if len(knobs) == 4:
+        shapes, names = [*shapes, (2, 8, 1)], [*names, "knobs left out"]
     cases = []
     for name, (batch, time, width), knob in zip(names, shapes, knobs, strict=True):
         advantages = signs(draw, batch, width)
         if width > 1:
-            advantages = -advantages  # the mean is negative here, and positive in the last case
+            advantages[:, 0] *= -1  # both signs in one row
+        if (advantages.mean() > 0) == (width > 1):
+            advantages = -advantages  # their mean is negative here, positive in the other cases
         edges = knob.get("eps_low", 0.3), knob.get("eps_high", 0.1)
         rho = ratios(draw, advantages.expand(batch, time).clone(), *edges)
-        logp = log_probs(draw, batch, time)
+        logp = log_probs(draw, rho)
         cases.append(
             Case(
                 name=name,
@@ -134,9 +149,16 @@ def unlikely(case: Case) -> Case:
 # --- the wrong functions' parts -----------------------------------------------------------------
 
 
+def first_ones(mask):
+    """bool (batch, time), what is left of a mask of which only the sum of each row is known."""
+    return torch.arange(mask.shape[1]) < mask.sum(1, keepdim=True)
+
+
 def kept(x, mask, mistakes):
     """(x with 0 where nothing counts, 1.0 where something counts): both (batch, time)."""
     on = mask.to(x.dtype)
+    if "mask_as_length" in mistakes:
+        on = first_ones(mask).to(x.dtype)
     if "last_token_dropped" in mistakes:
         following = torch.cat([on[:, 1:], torch.zeros_like(on[:, :1])], 1)
         on = on * following
@@ -242,6 +264,9 @@ def objective(rho, advantages, eps_low, eps_high, mistakes):
         return clipped * advantages
     if "min_before_advantage" in mistakes:
         return torch.minimum(rho, clipped) * advantages
+    if "dual_clip" in mistakes:
+        pessimistic = torch.minimum(rho * advantages, clipped * advantages)
+        return torch.where(advantages < 0, torch.maximum(pessimistic, 3 * advantages), pessimistic)
     if "dropped_outside" in mistakes:
         return torch.where(rho == clipped, rho * advantages, 0.0)
     plain, limited = rho * advantages, clipped * advantages
@@ -283,6 +308,12 @@ TEXTS = {  # of mistakes: cause, hint, lecture
     "padding_counted": (
         "Padding is added up as if it were tokens: only the divisor knows the mask.",
         "Set x to 0 where the mask is 0 before you sum.",
+        AVERAGE,
+    ),
+    "mask_as_length": (
+        "Only the number of ones in a row of the mask is used: the first positions count, wherever "
+        "the ones stand.",
+        "Use the mask entry by entry; ones may begin late, and have holes.",
         AVERAGE,
     ),
     "mask_inverted": (
@@ -410,6 +441,11 @@ TEXTS = {  # of mistakes: cause, hint, lecture
         "The minimum is taken of the two ratios, before the advantage: wrong for negative ones.",
         "Multiply both ratios with the advantage first; a negative factor turns the order round.",
         CLIP,
+    ),
+    "dual_clip": (
+        "Dual clip: for a negative advantage the loss is bounded at 3 times its size.",
+        "That is an option of some trainers; the formula has no third bound.",
+        "03, [RC-9]",
     ),
     "dropped_outside": (
         "Tokens outside the edges are dropped altogether, on either side and for either sign.",

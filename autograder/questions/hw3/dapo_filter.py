@@ -20,6 +20,8 @@ def generate(draw, final):
         lambda low, high, g: low + (high - low) * torch.linspace(0.1, 0.4, g),
         lambda low, high, g: low + (high - low) * torch.linspace(0.6, 0.9, g),
         lambda low, high, g: torch.where(torch.arange(g) == 0, high, low + 0.25 * (high - low)),
+        lambda low, high, g: torch.where(torch.arange(g) == 1, low + 0.01 * (high - low), low),
+        lambda low, high, g: torch.where(torch.arange(g) == 0, high - 0.01 * (high - low), high),
     ]
 
     def groups(low, high, size, only):
@@ -42,6 +44,7 @@ def generate(draw, final):
             name="right and wrong as integers",
             args=(groups(0.0, 1.0, sizes[1], (0, 1, 2, 3, 0, 2, 3)).long(),),
         ),
+        Case(name="right and wrong as bool", args=(groups(0.0, 1.0, 4, (0, 1, 2, 3)).bool(),)),
         Case(
             name="low below 0", args=(groups(*own.values(), sizes[2], everything),), knobs=own
         ),

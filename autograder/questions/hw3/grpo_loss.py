@@ -23,12 +23,12 @@ def generate(draw, final):
     )
     cases = []
     for name, (lengths, time), (low, high), kind in zip(names, rows, edges, kinds, strict=True):
-        mask = common.mask_of(lengths, time)
+        mask = (common.scattered if "count" in name else common.mask_of)(lengths, time)
         advantages = common.signs(draw, len(lengths))
         rho = torch.ones(mask.shape, dtype=torch.float64)
         spread = advantages.expand(mask.shape)[mask]
         rho[mask] = common.ratios(draw, spread.clone(), low, high)
-        logp = common.log_probs(draw, *mask.shape)
+        logp = common.log_probs(draw, rho)
         hard = "NaN" in name
         old = common.dirty(logp - rho.log(), mask, draw, hard=hard)
         logp = common.dirty(logp, mask, draw, hard=hard)
@@ -50,6 +50,7 @@ def generate(draw, final):
 def buggy(
     logp, logp_old, advantages, mask, *, eps_low, eps_high, sequences=None, mistakes=frozenset()
 ):
+    mask = common.first_ones(mask) if "mask_as_length" in mistakes else mask
     advantages = common.weights_of(advantages, mistakes)
     _, on = common.kept(logp.detach(), mask, mistakes)
     late = {"masked_too_late", "mask_multiplied", "padding_counted", "mask_inverted"} & mistakes
@@ -73,8 +74,9 @@ def buggy(
         loss, _ = common.kept(loss, mask, mistakes)
     if "per_token" in mistakes:
         mean = loss.sum() / on.sum().clamp(min=1)
-        ours = sequences is None or "sequences_ignored" in mistakes
-        return mean if ours else mean * len(loss) / sequences
+        return mean if sequences is None else mean * len(loss) / sequences
+    if "per_token_own" in mistakes:
+        return loss.sum() / on.sum().clamp(min=1)
     if "per_token_counted" in mistakes:
         return loss.sum() / (on.sum().clamp(min=1) if sequences is None else sequences)
     rows = common.row_means(loss, on, mistakes)
@@ -87,6 +89,12 @@ MISTAKES = (
         "per_token",
         "The average is one mean over all tokens, DAPO's: a long answer weighs more than a "
         "short one.",
+        "First one mean per answer, then the mean of the answers.",
+        "09, [AGG-2]",
+    ),
+    Mistake(
+        "per_token_own",
+        "The average is one mean over the tokens here, DAPO's, and sequences has no effect.",
         "First one mean per answer, then the mean of the answers.",
         "09, [AGG-2]",
     ),
@@ -124,7 +132,8 @@ MISTAKES = (
     ),
     *common.mistakes(
         "missing_minus", "max_for_min", "clip_only", "no_clip", "min_before_advantage",
-        "dropped_outside", "eps_swapped", "eps_low_twice", "eps_high_twice", "upper_edge_missing",
+        "dropped_outside", "dual_clip", "eps_swapped", "eps_low_twice", "eps_high_twice",
+        "upper_edge_missing",
         "lower_edge_missing", "edges_of_log", "ratio_inverted", "difference_for_ratio",
         "quotient_of_logs", "quotient_of_probabilities", "old_ignored", "old_not_detached",
         "logp_detached", "advantages_not_detached", "advantage_size", "advantage_sign",
@@ -133,17 +142,18 @@ MISTAKES = (
         "empty_nan", "empty_not_counted", "batch_not_averaged", "sequences_ignored",
         "sequences_twice", "not_reduced", "broadcast", "broadcast_mean", "mask_multiplied",
         "masked_too_late",
-        "padding_counted", "mask_inverted", "last_token_dropped", "first_token_dropped",
-        padding="the statement, [GR-2]",
+        "padding_counted", "mask_as_length", "mask_inverted", "last_token_dropped",
+        "first_token_dropped", padding="the statement, [GR-2]",
     ),
 )  # fmt: skip
 
 EDGES = (
     "eps_swapped eps_low_twice eps_high_twice lower_edge_missing upper_edge_missing edges_of_log"
 )
-CLIPS = "max_for_min clip_only min_before_advantage dropped_outside"
+CLIPS = "max_for_min clip_only min_before_advantage dropped_outside dual_clip"
 RATIO = "ratio_inverted difference_for_ratio quotient_of_logs quotient_of_probabilities"
 ONE_EDGE = "min_before_advantage advantage_size advantages_ignored"
+TOKENS = "per_token per_token_own per_token_counted"
 BOTH = "broadcast broadcast_mean"
 QUESTION = Question(
     id="hw3/grpo_loss",
@@ -173,11 +183,11 @@ QUESTION = Question(
         "advantage_size advantage_sign advantages_ignored",
         "advantages_not_detached: advantage_sign advantages_ignored",
         # the average
-        f"per_token per_token_counted {BOTH}: padded_width longest length_twice length_plus_one "
+        f"{TOKENS} {BOTH}: padded_width longest length_twice length_plus_one "
         "sum_over_tokens empty_nan empty_not_counted batch_not_averaged sequences_twice "
         "not_reduced",
-        f"per_token_counted {BOTH}: sequences_ignored",
-        f"per_token per_token_counted {BOTH}",
+        f"{TOKENS} {BOTH}: sequences_ignored",
+        f"{TOKENS} {BOTH}",
         "padding_left: mask_multiplied masked_too_late padding_counted mask_inverted "
         "last_token_dropped first_token_dropped",
         "padded_width longest length_twice sum_over_tokens",
@@ -188,9 +198,10 @@ QUESTION = Question(
         "not_reduced sequences_twice",
         "sequences_ignored sequences_twice",
         # the mask
-        "last_token_dropped first_token_dropped mask_inverted",
+        "last_token_dropped first_token_dropped mask_inverted mask_as_length",
         "mask_multiplied masked_too_late padding_counted mask_inverted",
-        "padding_counted: last_token_dropped first_token_dropped",
+        "padding_counted: last_token_dropped first_token_dropped mask_as_length",
+        "dual_clip: advantage_size advantages_ignored",
         "mask_inverted: padded_width longest empty_nan empty_not_counted",
     ),
 )

@@ -10,24 +10,30 @@ from policy_gradients.surrogates import gspo
 
 def generate(draw, final):
     if final:
-        sizes = [((3, 1, 5, 2, 0, 4, 2, 6, 1, 3, 5, 2), 7), ((2, 4, 1, 3, 5, 2, 1, 0, 4), 6)]
+        sizes = [
+            ((3, 1, 5, 2, 0, 4, 2, 6, 1, 3, 5, 2, 4, 2, 3, 5), 7),
+            ((2, 4, 1, 3, 5, 2, 1, 0, 4, 3, 2, 3, 5, 1, 2, 4), 6),
+        ]
         edges = [(0.3, 0.1), (0.02, 0.05), (0.15, 0.4)]
     else:
-        sizes = [((2, 4, 1, 3, 5, 2, 1, 0, 4, 3, 2), 6), ((5, 2, 3, 1, 0, 4, 2, 6, 1), 8)]
+        sizes = [
+            ((2, 4, 1, 3, 5, 2, 1, 0, 4, 3, 2, 3, 4, 1, 2, 5), 6),
+            ((5, 2, 3, 1, 0, 4, 2, 6, 1, 3, 5, 2, 4, 2, 3, 6), 8),
+        ]
         edges = [(0.3, 0.1), (0.04, 0.02), (0.2, 0.5)]
     sizes.append(sizes[0])
     kinds = (torch.bool, torch.int64, torch.float64)
     names = ("lengths that differ", "narrow edges", "every argument requires a gradient")
     cases = []
     for name, (lengths, time), kind, knobs in zip(names, sizes, kinds, edges, strict=True):
-        mask = common.mask_of(lengths, time)
+        mask = (common.scattered if "gradient" in name else common.mask_of)(lengths, time)
         batch = len(lengths)
         advantages = common.signs(draw, batch)
         # The mean log-ratio of a row says where its sequence ratio lies; the tokens scatter.
         centre = common.ratios(draw, advantages, *knobs).log()
         scatter = torch.where(mask, 0.3 * draw.normal(batch, time), 0.0)
         scatter = scatter - scatter.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-        logp = common.log_probs(draw, batch, time)
+        logp = common.log_probs(draw, (centre + scatter).exp())
         old = logp - centre - scatter
         logp, old = (common.dirty(x, mask, draw, hard=False) for x in (logp, old))
         cases.append(
@@ -47,8 +53,8 @@ def _long(draw, final) -> Case:
     """Long answers in float32, whose product of ratios is 0 or infinite."""
     time = 70 if final else 60
     mask = common.mask_of((time, time - 9, time - 20, time - 1), time)
-    logp = common.log_probs(draw, 4, time)
     step = torch.tensor([[3.0], [-3.0], [2.5], [-2.5]]) + 0.1 * draw.normal(4, time)
+    logp = common.log_probs(draw, step.exp())
     return Case(
         name="long answers in float32",
         args=(
@@ -73,8 +79,9 @@ def reference(logp, logp_old, advantages, mask, *, eps_low, eps_high, padding="f
 def buggy(
     logp, logp_old, advantages, mask, *, eps_low, eps_high, padding="filled", mistakes=frozenset()
 ):
+    mask = common.first_ones(mask) if "mask_as_length" in mistakes else mask
     advantages = common.weights_of(advantages, mistakes)
-    _, on = common.kept(logp, mask, mistakes & {"last_token_dropped", "first_token_dropped"})
+    _, on = common.kept(logp, mask, mistakes & MASKS)
     if "padding_read" in mistakes:
         on = torch.ones_like(on)
     if "old_not_detached" not in mistakes:
@@ -99,6 +106,12 @@ def buggy(
     total = (on * change).sum(axis, keepdim=True)
     if "token_ratio" in mistakes:
         s = change.exp()
+    elif "token_ratio_clean" in mistakes:
+        s = torch.where(mask.bool(), change, 0.0).exp()
+    elif "divided_after_exp" in mistakes:
+        s = total.exp() / lengths
+    elif "whole_batch" in mistakes:
+        s = (total.sum() / on.sum()).exp()
     elif "mean_of_ratios" in mistakes:
         s = (on * change.exp()).sum(axis, keepdim=True) / lengths
     elif "root_of_product" in mistakes:
@@ -123,9 +136,11 @@ def buggy(
         loss = loss / mask.to(loss.dtype).sum(1, keepdim=True).clamp(min=1)
     if "mean" in mistakes:
         return loss.mean()
-    return torch.where(mask.bool(), loss, 0.0) if padding == "0" else loss
+    filled = padding == "filled" or "token_ratio_clean" in mistakes  # with 0 it is token_ratio
+    return loss if filled else torch.where(mask.bool(), loss, 0.0)
 
 
+MASKS = {"last_token_dropped", "first_token_dropped"}
 WHERE = "10, [VAR-2]"
 MISTAKES = (
     Mistake(
@@ -159,6 +174,24 @@ MISTAKES = (
         "Every token has its own ratio: that is PPO's surrogate.",
         "One ratio per answer, from the mean log-ratio of its tokens.",
         common.CLIP,
+    ),
+    Mistake(
+        "token_ratio_clean",
+        "Every token has its own ratio, 1 on the padding: that is PPO's surrogate.",
+        "One ratio per answer, from the mean log-ratio of its tokens.",
+        common.CLIP,
+    ),
+    Mistake(
+        "divided_after_exp",
+        "The sum of the log-ratios is exponentiated and then divided by the length.",
+        "Divide the sum by the length first, then exp.",
+        WHERE,
+    ),
+    Mistake(
+        "whole_batch",
+        "One ratio is computed for the whole batch.",
+        "One ratio per answer: sum along the row, keepdim=True.",
+        WHERE,
     ),
     Mistake(
         "mean_of_ratios",
@@ -217,16 +250,19 @@ MISTAKES = (
         "lower_edge_missing", "upper_edge_missing", "edges_of_log", "ratio_inverted",
         "quotient_of_probabilities", "old_ignored", "old_not_detached", "logp_detached",
         "advantages_not_detached", "advantage_size", "advantages_ignored", "last_token_dropped",
-        "first_token_dropped", "mean",
+        "first_token_dropped", "mask_as_length", "dual_clip", "mean",
     ),
 )  # fmt: skip
 
 EDGES = (
     "eps_swapped eps_low_twice eps_high_twice lower_edge_missing upper_edge_missing edges_of_log"
 )
-RATIO = "mean_of_ratios root_of_product exp_missing quotient_of_probabilities token_ratio"
+RATIO = (
+    "mean_of_ratios root_of_product exp_missing quotient_of_probabilities token_ratio "
+    "token_ratio_clean divided_after_exp whole_batch"
+)
 LENGTH = "padded_width sum_of_logs length_root empty_nan"
-CLIPS = "max_for_min clip_only min_before_advantage dropped_outside"
+CLIPS = "max_for_min clip_only min_before_advantage dropped_outside dual_clip"
 BLIND = "min_before_advantage advantage_size advantages_ignored"
 QUESTION = Question(
     id="hw3/gspo",
@@ -245,23 +281,27 @@ QUESTION = Question(
         f"{CLIPS} no_clip",
         f"no_clip: {EDGES}",
         EDGES,
-        f"token_ratio: {LENGTH} wrong_axis padding_read last_token_dropped first_token_dropped "
+        f"token_ratio token_ratio_clean whole_batch: {LENGTH} wrong_axis padding_read "
+        "last_token_dropped first_token_dropped mask_as_length "
         f"per_token_gradient {EDGES}",
         f"exp_missing: {EDGES} {CLIPS} no_clip",
         f"old_ignored: {LENGTH} {RATIO} {EDGES} {CLIPS} no_clip wrong_axis ratio_inverted "
-        "padding_read last_token_dropped first_token_dropped old_not_detached",
+        "padding_read last_token_dropped first_token_dropped mask_as_length old_not_detached",
         "per_token_gradient: logp_detached old_not_detached",
         f"{BLIND}: {EDGES} no_clip",  # one edge is all that is left
         "clip_only lower_edge_missing",  # together they are min_before_advantage
         "min_before_advantage: advantage_size advantages_ignored",
-        "padding_read: empty_nan last_token_dropped first_token_dropped padded_width",
-        "last_token_dropped first_token_dropped",
+        "padding_read: empty_nan last_token_dropped first_token_dropped mask_as_length "
+        "padded_width",
+        "last_token_dropped first_token_dropped mask_as_length",
         "wrong_axis: empty_nan padded_width",
         "mean column divided_by_length",
         "advantage_size advantages_ignored",
         "advantages_not_detached advantages_ignored",
-        "empty_nan: mean_of_ratios root_of_product",
-        "column: token_ratio wrong_axis per_token_gradient",
+        "dual_clip: advantage_size advantages_ignored",
+        "empty_nan: mean_of_ratios root_of_product divided_after_exp",
+        "divided_after_exp: padded_width sum_of_logs length_root",
+        "column: token_ratio token_ratio_clean whole_batch wrong_axis per_token_gradient",
         f"root_of_product quotient_of_probabilities: {LENGTH}",
     ),
 )

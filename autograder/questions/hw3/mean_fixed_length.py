@@ -32,6 +32,10 @@ def buggy(x, mask, *, length, sequences=None, mistakes=frozenset()):
         divisor = own
     elif "mean_length" in mistakes:
         divisor = (on.sum() / batch).clamp(min=1)
+    elif "at_least_own" in mistakes:
+        divisor = own.clamp(min=length)
+    elif "at_most_own" in mistakes:
+        divisor = own.clamp(max=length)
     elif "own_length_too" in mistakes:
         divisor = own * length
     elif "length_twice" in mistakes:
@@ -64,6 +68,18 @@ MISTAKES = (
         "Each answer is divided by its own length; the argument length has no effect.",
         "Every answer has the same divisor: length.",
         "09, [AGG-1]",
+    ),
+    Mistake(
+        "at_least_own",
+        "An answer longer than length is divided by its own length.",
+        "Every answer has the same divisor: length.",
+        WHERE,
+    ),
+    Mistake(
+        "at_most_own",
+        "An answer shorter than length is divided by its own length.",
+        "Every answer has the same divisor: length.",
+        WHERE,
     ),
     Mistake(
         "own_length_too",
@@ -138,14 +154,14 @@ MISTAKES = (
     ),
     *common.mistakes(
         "empty_not_counted", "batch_not_averaged", "sequences_ignored", "sequences_twice",
-        "not_reduced", "mask_multiplied", "padding_counted", "mask_inverted",
+        "not_reduced", "mask_multiplied", "padding_counted", "mask_as_length", "mask_inverted",
         "last_token_dropped", "first_token_dropped", "detached", "negated", lecture=WHERE,
     ),
 )  # fmt: skip
 
 DIVISORS = (
-    "own_length own_length_too padded_width width_too longest mean_length no_length "
-    "length_twice multiplied plus_one"
+    "own_length at_least_own at_most_own own_length_too padded_width width_too longest "
+    "mean_length no_length length_twice multiplied plus_one"
 )
 QUESTION = Question(
     id="hw3/mean_fixed_length",
@@ -168,9 +184,9 @@ QUESTION = Question(
         "batch_not_averaged: sequences_ignored sequences_twice empty_not_counted not_reduced",
         "not_reduced: sequences_twice",
         "sequences_ignored sequences_twice",
-        "last_token_dropped first_token_dropped mask_inverted",
+        "last_token_dropped first_token_dropped mask_inverted mask_as_length",
         "mask_multiplied padding_counted",
-        "padding_counted: last_token_dropped first_token_dropped",
+        "padding_counted: last_token_dropped first_token_dropped mask_as_length",
         "mask_inverted: padded_width longest",
         "mask_inverted: mask_multiplied padding_counted empty_not_counted",
         "detached negated",

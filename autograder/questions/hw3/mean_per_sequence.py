@@ -61,8 +61,8 @@ MISTAKES = (
         "sum_over_tokens", "empty_nan", "empty_not_counted", "batch_not_averaged",
         "sequences_ignored", "sequences_twice", "not_reduced", "broadcast", "broadcast_mean",
         "mask_multiplied",
-        "padding_counted", "mask_inverted", "last_token_dropped", "first_token_dropped",
-        "detached", "negated",
+        "padding_counted", "mask_as_length", "mask_inverted", "last_token_dropped",
+        "first_token_dropped", "detached", "negated",
     ),
 )  # fmt: skip
 
@@ -93,9 +93,9 @@ QUESTION = Question(
         "batch_not_averaged: sequences_ignored sequences_twice empty_not_counted not_reduced",
         "not_reduced: sequences_twice",
         "sequences_ignored sequences_twice",
-        "last_token_dropped first_token_dropped mask_inverted",
+        "last_token_dropped first_token_dropped mask_inverted mask_as_length",
         "mask_multiplied padding_counted",
-        "padding_counted: last_token_dropped first_token_dropped",
+        "padding_counted: last_token_dropped first_token_dropped mask_as_length",
         "mask_inverted: padded_width longest",
         "mask_inverted: mask_multiplied padding_counted empty_nan empty_not_counted",
         "detached negated",

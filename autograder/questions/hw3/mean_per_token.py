@@ -41,6 +41,8 @@ def buggy(x, mask, *, tokens=None, mistakes=frozenset()):
         mean = (x.sum(1) / lengths).sum() / batch
         ours = tokens is None or "tokens_ignored" in mistakes
         return mean if ours else mean * here / tokens
+    if "plain_mean" in mistakes:
+        return x.mean()
     if "per_sequence_counted" in mistakes:
         rows = x.sum(1) / on.sum(1).clamp(min=1)
         return rows.sum() / (batch if tokens is None else tokens)
@@ -70,6 +72,12 @@ MISTAKES = (
         "and tokens is taken for the number of answers where it is given.",
         "One sum over everything, one division by the number of tokens.",
         "09, [AGG-1]",
+    ),
+    Mistake(
+        "plain_mean",
+        "The mean runs over all positions, padding included, and tokens has no effect.",
+        "Divide the sum by the number of tokens: the sum of the mask, or tokens where it is given.",
+        WHERE,
     ),
     Mistake(
         "tokens_ignored",
@@ -127,7 +135,7 @@ MISTAKES = (
     ),
     Mistake("sum", "The sum is not divided by anything.", "Divide by the number of tokens.", WHERE),
     *common.mistakes(
-        "not_reduced", "mask_multiplied", "padding_counted", "mask_inverted",
+        "not_reduced", "mask_multiplied", "padding_counted", "mask_as_length", "mask_inverted",
         "last_token_dropped", "first_token_dropped", "detached", "negated", lecture=WHERE,
     ),
 )  # fmt: skip
@@ -152,9 +160,12 @@ QUESTION = Question(
         "empty_nan",
         "tokens_plus_one empty_nan",
         "tokens_ignored twice",
-        "last_token_dropped first_token_dropped mask_inverted",
+        "tokens_ignored positions",  # that is plain_mean
+        "plain_mean: sum per_sequence per_sequence_counted not_reduced twice also_sequences "
+        "tokens_ignored positions longest sequences time tokens_plus_one empty_nan",
+        "last_token_dropped first_token_dropped mask_inverted mask_as_length",
         "mask_multiplied padding_counted",
-        "padding_counted: last_token_dropped first_token_dropped",
+        "padding_counted: last_token_dropped first_token_dropped mask_as_length",
         "mask_inverted: positions longest",
         "mask_inverted: mask_multiplied padding_counted empty_nan",
         "detached negated",

@@ -10,7 +10,7 @@ from policy_gradients.surrogates import sapo
 def generate(draw, final):
     taus = [(1.0, 4.0), (2.0, 3.0), (5.0, 1.5)] if final else [(1.0, 4.0), (3.0, 2.0), (2.5, 6.0)]
     return common.surrogate_cases(
-        draw, final, [{"tau_pos": pos, "tau_neg": neg} for pos, neg in taus]
+        draw, final, [{"tau_pos": pos, "tau_neg": neg} for pos, neg in taus] + [{}]
     )
 
 
@@ -26,7 +26,12 @@ def buggy(logp, logp_old, advantages, *, tau_pos=1.0, tau_neg=1.05, mistakes=fro
         tau_pos = tau_neg
     elif "tau_fixed" in mistakes:
         tau_pos, tau_neg = 1.0, 1.05
-    raw = raw.mean() if "tau_by_mean" in mistakes else raw
+    if "tau_by_mean" in mistakes:
+        raw = raw.mean()
+    elif "tau_by_row" in mistakes:
+        raw = raw[:, :1]
+    elif "tau_by_row_mean" in mistakes:
+        raw = raw.mean(1, keepdim=True)
     side = rho.detach() > 1 if "tau_by_ratio" in mistakes else raw.detach() > 0
     tau = torch.where(side, tau_pos, tau_neg).to(rho.dtype)
     inner = rho if "not_centred" in mistakes else rho - 1
@@ -70,6 +75,9 @@ def buggy(logp, logp_old, advantages, *, tau_pos=1.0, tau_neg=1.05, mistakes=fro
     loss = factor * gate if "advantage_inside" in mistakes else advantages * factor * gate
     if "slope_returned" in mistakes:
         sigma = torch.sigmoid(inner)
+        loss = advantages * 4 * sigma * (1 - sigma) * rho
+    elif "constant_gate" in mistakes:
+        sigma = torch.sigmoid(inner).detach()
         loss = advantages * 4 * sigma * (1 - sigma) * rho
     if "missing_minus" not in mistakes:
         loss = -loss
@@ -160,6 +168,18 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "tau_by_row",
+        "One τ is chosen per row, by the advantage of its first token.",
+        "Choose τ by the sign of the advantage, entry by entry: torch.where.",
+        WHERE,
+    ),
+    Mistake(
+        "tau_by_row_mean",
+        "One τ is chosen per row, by the sign of the row's mean advantage.",
+        "Choose τ by the sign of the advantage, entry by entry: torch.where.",
+        WHERE,
+    ),
+    Mistake(
         "not_centred",
         "The sigmoid is taken of τρ: the 1 is not subtracted.",
         "The gate is symmetric about ratio 1.",
@@ -233,6 +253,13 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "constant_gate",
+        "The sigmoid's slope is a constant weight of the ratio: the gradient is right, the value "
+        "is not.",
+        "Return the loss with the sigmoid itself; autograd makes the slope.",
+        WHERE,
+    ),
+    Mistake(
         "logp_too",
         "The sigmoid is used as a constant weight of the log-probability.",
         "That is CISPO's form; here the sigmoid itself is differentiated.",
@@ -247,7 +274,10 @@ MISTAKES = (
 )  # fmt: skip
 
 FACTOR = "no_factor four_only tau_only two_over_tau factor_inverted four_tau"
-TAUS = "tau_swapped tau_pos_only tau_neg_only tau_fixed tau_by_ratio tau_by_mean"
+TAUS = (
+    "tau_swapped tau_pos_only tau_neg_only tau_fixed tau_by_ratio tau_by_mean "
+    "tau_by_row tau_by_row_mean"
+)
 QUESTION = Question(
     id="hw3/sapo",
     title="A soft gate (SAPO)",
@@ -263,14 +293,16 @@ QUESTION = Question(
         TAUS,
         "tau_outside_only divided_by_tau",
         "not_centred log_ratio parentheses advantage_inside",
-        "parentheses advantage_inside slope_returned: tau_outside_only divided_by_tau "
-        "difference_for_ratio quotient_of_logs old_ignored gate_reversed slope tanh "
+        "parentheses advantage_inside slope_returned constant_gate: tau_outside_only "
+        "divided_by_tau difference_for_ratio quotient_of_logs old_ignored gate_reversed slope tanh "
         "half_subtracted gate_detached ratio_too logp_too logp_beside advantage_size "
         "advantage_sign advantages_ignored",
-        f"slope_returned: {FACTOR} not_centred log_ratio parentheses advantage_inside",
+        f"slope_returned constant_gate: {FACTOR} not_centred log_ratio parentheses "
+        "advantage_inside",
+        "slope_returned constant_gate logp_detached",
         "logp_beside: logp_detached old_ignored gate_detached ratio_too logp_too tanh slope "
         "half_subtracted",
-        "tau_by_mean: advantages_ignored advantage_size",
+        "tau_by_mean tau_by_row tau_by_row_mean: advantages_ignored advantage_size",
         "slope: gate_reversed tanh half_subtracted",
         "tanh half_subtracted",
         "tanh half_subtracted slope gate_detached ratio_too logp_too",
