@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -364,11 +365,110 @@ def b5_whole_window(gradients, *, every):
     return out
 
 
+def wh_zeros(spread, advantages, mask, eps):
+    """The mean is masked; the spread is taken from the array with zeros on the padding."""
+    m = mask.to(advantages.dtype)
+    x = advantages * m
+    mean = x.sum() / m.sum()
+    return (x - mean) / (spread(x, mean, m) + eps) * m
+
+
+def wh_each_row(advantages, mask, *, eps=1e-8):
+    m = mask.to(advantages.dtype)
+    mean = (advantages * m).sum(1, keepdim=True) / m.sum(1, keepdim=True)
+    spread = (((advantages - mean) ** 2 * m).sum(1, keepdim=True) / m.sum(1, keepdim=True)).sqrt()
+    return (advantages - mean) / (spread + eps) * m  # NaN where a response is empty
+
+
+def wh_prefix(advantages, mask, *, eps=1e-8):
+    return wh_scatter(advantages, torch.arange(mask.shape[1]) < mask.sum(1, keepdim=True), eps=eps)
+
+
+def wh_squares(advantages, mask, *, eps=1e-8):
+    x = advantages[mask.bool()]
+    spread = ((x**2).mean() - x.mean() ** 2).sqrt()
+    return torch.where(mask.bool(), (advantages - x.mean()) / (spread + eps), 0.0)
+
+
+def wh_clamped(advantages, mask, *, eps=1e-8):
+    return wh_scatter(advantages, mask, eps=eps).clamp(-3, 3)
+
+
+def wh_floor(advantages, mask, *, eps=1e-8):
+    x = advantages[mask.bool()]
+    spread = x.std(correction=0).clamp(min=0.1)
+    return torch.where(mask.bool(), (advantages - x.mean()) / (spread + eps), 0.0)
+
+
+def sn_prefix(loss, mask, *, micro_batch):
+    lengths = mask.long().sum(1, keepdim=True)
+    return sn_split(loss, torch.arange(mask.shape[1]) < lengths, micro_batch=micro_batch)
+
+
+def sn_split(loss, mask, *, micro_batch):
+    rows = torch.where(mask.bool(), loss, 0.0).sum(1) / mask.sum()
+    return torch.stack([part.sum() for part in rows.split(micro_batch)])
+
+
+def b3_back(there, rewards, prompts):
+    order = prompts.argsort()
+    groups = rewards[order].view(len(prompts.unique()), -1)
+    return there((groups - groups.mean(1, keepdim=True)).flatten(), order)
+
+
+def b3_float64(rewards, prompts):
+    same = (prompts[:, None] == prompts).double()
+    return rewards - same @ rewards / same.sum(1)
+
+
+def b3_table(rewards, prompts):
+    total = rewards.new_zeros(128).index_add(0, prompts, rewards)
+    return rewards - (total / prompts.bincount(minlength=128))[prompts]
+
+
+def b4_picked(logp, tokens, prompt_length):
+    """From the log-probabilities of all columns."""
+    chosen = tokens[:, prompt_length:, None]
+    return logp[:, prompt_length - 1 : -1].gather(-1, chosen).squeeze(-1)
+
+
+def b4_two_at_least(logits, tokens, *, prompt_length):
+    return b4_cross_entropy(logits, tokens, prompt_length=max(prompt_length, 2))
+
+
+def b2_first_six(tokens, answers, *, eos_id):
+    return b2_errors(tokens[:, :6], answers[:, :6], eos_id=eos_id)
+
+
+def b5_scaled(gradients, *, every):
+    out = []
+    for window in gradients.split(every):
+        good = window[window.isfinite().all(1)]
+        scale = len(window) / max(len(good), 1)
+        out += [torch.zeros_like(window[:-1]), scale * good.sum(0, keepdim=True)]
+    return torch.cat(out)
+
+
+def b5_multiplied(gradients, *, every):
+    good = gradients.isfinite().all(1, keepdim=True)
+    out = []
+    for window in (gradients * good).split(every):
+        out += [torch.zeros_like(window[:-1]), window.sum(0, keepdim=True)]
+    return torch.cat(out)
+
+
+def b5_small_only(gradients, *, every):
+    small = gradients.abs() < 3
+    return b5_repaired(torch.where(small, gradients, torch.nan), every=every)
+
+
 WRONG = {
     "response_mask": [
         (lambda tokens, *, eos_id: tokens.ne(eos_id), "ends_are_padding"),
         (lambda tokens, *, eos_id: (tokens == eos_id).cumsum(1) == 0, "end_dropped"),
         (lambda tokens, *, eos_id: torch.ones_like(tokens), "end_ignored"),
+        (lambda tokens, *, eos_id: (tokens == eos_id).cumsum(1) <= 1, "until_second_end"),
+        (lambda tokens, *, eos_id: (tokens == eos_id).cumsum(1) > 0, "from_end_on"),
     ],
     "whiten": [
         (lambda a, mask, *, eps=1e-8: (a - a.mean()) / (a.std() + eps) * mask, "padding_counted"),
@@ -381,14 +481,49 @@ WRONG = {
             ),
             "eps_in_root",
         ),
+        (
+            lambda a, mask, *, eps=1e-8: wh_zeros(
+                lambda x, mean, m: (((x - mean) ** 2).sum() / m.sum()).sqrt(), a, mask, eps
+            ),
+            "zeros_squared",
+        ),
+        (
+            lambda a, mask, *, eps=1e-8: wh_zeros(
+                lambda x, mean, m: ((x - mean) ** 2).mean().sqrt(), a, mask, eps
+            ),
+            "zeros_in_squares",
+        ),
+        (
+            lambda a, mask, *, eps=1e-8: wh_zeros(lambda x, mean, m: x.std(), a, mask, eps),
+            "zeros_in_std",
+        ),
+        (wh_each_row, "per_response"),
+        (wh_prefix, "mask_as_length"),
     ],
     "truncated_importance_weight": [
         (lambda a, b, *, cap: torch.exp(b - a).detach().clip(max=cap), "inverted"),
         (lambda a, b, *, cap: torch.exp(a - b).detach().clip(cap), "floored"),
         (lambda a, b, *, cap: torch.exp(a - b).clip(max=cap), "nothing_detached"),
     ],
-    "step_normaliser": [(sn_mean_of_means, "own_tokens_averaged")],
-    "bug_1": [(lambda mask: mask.long().cumsum(1) * mask, "from_one")],
+    "step_normaliser": [
+        (sn_mean_of_means, "own_tokens_averaged"),
+        (sn_prefix, "mask_as_length"),
+        (
+            lambda x, mask, *, micro_batch: torch.stack(
+                [part.mean() for part in torch.where(mask.bool(), x, 0.0).split(micro_batch)]
+            ),
+            "part_mean",
+        ),
+    ],
+    "bug_1": [
+        (lambda mask: mask.long().cumsum(1) * mask, "from_one"),
+        (lambda mask: mask.long().cumsum(1) - 1, "padding_keeps_count"),
+        (lambda mask: (mask.long().cumsum(1) - 1).clamp(min=0), "padding_clamped"),
+        (
+            lambda mask: (torch.arange(mask.shape[1]) - (mask == 0).sum(1, keepdim=True)) * mask,
+            "all_padding_subtracted",
+        ),
+    ],
     "bug_2": [
         (lambda t, a, *, eos_id: (t == a).all(1).double(), "padding_compared"),
         (lambda t, a, *, eos_id: (t[:, 0] == a[:, 0]).double(), "first_token"),
@@ -396,6 +531,7 @@ WRONG = {
     "bug_3": [
         (lambda rewards, prompts: rewards - rewards.mean(), "whole_batch"),
         (b3_order_once_more, "left_sorted"),
+        (lambda rewards, prompts: b3_back(lambda x, o: x[o], rewards, prompts), "order_again"),
     ],
     "bug_4": [
         (
@@ -406,8 +542,28 @@ WRONG = {
             ),
             "probabilities",
         ),
+        (
+            lambda z, t, *, prompt_length: b4_picked(z.softmax(-1).log(), t, prompt_length),
+            "log_of_softmax",
+        ),
+        (
+            lambda z, t, *, prompt_length: b4_picked(
+                (z.softmax(-1) + 1e-10).log(), t, prompt_length
+            ),
+            "kept_from_zero",
+        ),
+        (
+            lambda z, t, *, prompt_length: b4_picked(
+                z - z.exp().sum(-1, keepdim=True).log(), t, prompt_length
+            ),
+            "unstable",
+        ),
     ],
-    "bug_5": [(b5_whole_window, "window_dropped")],
+    "bug_5": [
+        (b5_whole_window, "window_dropped"),
+        (b5_scaled, "rescaled_by_window"),
+        (b5_multiplied, "multiplied"),
+    ],
 }
 
 
@@ -418,6 +574,30 @@ def test_a_wrong_answer_in_other_words_is_named(name, answer, mistake):
     verdict = judge(f"hw4/{name}", answer)
     assert verdict.details["named"] == [mistake], verdict.cause
     assert verdict.points < verdict.max_points
+
+
+BLIND = [
+    ("whiten", wh_squares),
+    ("whiten", wh_clamped),
+    ("whiten", wh_floor),
+    ("truncated_importance_weight", lambda a, b, *, cap: ti_no_grad(a, b, cap=min(cap, 5))),
+    ("truncated_importance_weight", lambda a, b, *, cap: ti_no_grad(a, b, cap=cap).clamp(min=0.1)),
+    ("response_mask", lambda tokens, *, eos_id: rm_argmax(tokens, eos_id=eos_id or -1)),
+    ("bug_2", b2_first_six),
+    ("bug_3", b3_float64),
+    ("bug_3", b3_table),
+    ("bug_4", b4_two_at_least),
+    ("bug_5", b5_small_only),
+]
+
+
+@pytest.mark.parametrize(("name", "answer"), BLIND)
+def test_an_answer_that_is_right_only_for_usual_sizes_loses_points(name, answer):
+    """Outliers, holes, float32, end token 0, a prompt of one token, ids in the thousands."""
+    for cases, seed in (("visible", 0), ("final", 0), ("final", 3)):
+        verdict = judge(f"hw4/{name}", answer, cases=cases, seed=seed)
+        assert verdict.points < verdict.max_points
+        assert verdict.details["named"] == []
 
 
 UNKNOWN = [
@@ -559,11 +739,16 @@ def test_the_experiment_shows_what_the_report_says(cells):
         for name in ("experiment-prediction", "experiment-loss", "experiment-run"):
             exec(cells[name], namespace)
     text = printed.getvalue()
-    rows = {line.split()[0]: line for line in text.splitlines() if re.match(r"(none|mispl)", line)}
+    kinds = r"(none|noise|mispl)"
+    rows = {line.split()[0]: line for line in text.splitlines() if re.match(kinds, line)}
     shown = {k: [float(x) for x in re.findall(r"\d\.\d{3}", row)] for k, row in rows.items()}
     report = cells["experiment-report"]
-    healthy, misplaced = shown["none"], shown["misplaced"]
-    said(report, "0.465", "0.760", "0.155", "`own count` and `one short` were stopped")
+    healthy, noise, misplaced = (shown[k] for k in ("none", "noise", "misplaced"))
+    said(report, "0.465", "0.760", "0.180", "0.155", "`own count` and `one short` were stopped")
+    close(noise[:2], [0.465, 0.180], atol=0.15)
+    assert misplaced[1] < healthy[1] - 0.3  # most of the fall needs no direction
+    assert noise[1] < healthy[1] - 0.3
+    assert misplaced[3] < noise[3] < healthy[3]  # reward
     close(healthy[:2], [0.465, 0.760], atol=0.06)  # another processor rounds otherwise
     close(misplaced[:2], [0.465, 0.155], atol=0.15)
     assert misplaced[3] < healthy[2] < healthy[3]  # reward
@@ -572,25 +757,53 @@ def test_the_experiment_shows_what_the_report_says(cells):
     assert "micro-batch split" in text
     assert "end token is trained" in text
     tiny = [float(x) for row in rows.values() for x in re.findall(r"\de-\d\d", row)]
-    assert len(tiny) == 6
+    assert len(tiny) == 9
     assert max(tiny) < 1e-3
     assert "the library's loss" in text
+
+
+def test_the_control_shuffles_within_groups_alike_in_every_split_and_without_direction(cells):
+    namespace = {"torch": torch}
+    exec(cells["experiment-loss"], namespace)
+    torch.manual_seed(0)
+    advantages = torch.randn(400, 8)
+    advantages = (advantages - advantages.mean(1, keepdim=True)).reshape(-1, 1)
+    logp, mask = -torch.rand(3200, 4), torch.rand(3200, 4) < 0.8
+    whole = namespace["shuffled"](advantages, logp, mask)
+    parts = zip(*(x.split(8) for x in (advantages, logp, mask)), strict=True)
+    assert torch.equal(whole, torch.cat([namespace["shuffled"](*part) for part in parts]))
+    wider = [torch.nn.functional.pad(x, (0, 2)) for x in (logp, mask)]  # padded further
+    assert torch.equal(whole, namespace["shuffled"](advantages, *wider))
+    ours, own = whole.view(-1, 8), advantages.view(-1, 8)
+    assert torch.equal(ours.sort(1).values, own.sort(1).values)
+    # the mean product with the right advantage is 0, that of the bug minus a seventh
+    size = (own**2).mean()
+    assert abs((ours * own).mean() / size) < 0.07
+    assert abs((own.roll(1, 1) * own).mean() / size + 1 / 7) < 0.07
+
+
+def test_the_minutes_add_up(cells):
+    rows = [line.split("|")[1:-1] for line in cells["title"].splitlines() if line.startswith("| ")]
+    minutes = {row[0].strip(): int(row[3]) for row in rows[1:]}
+    assert minutes.pop("together") == sum(minutes.values()) == 100
+    assert "about 100 minutes" in cells["title"]
 
 
 def test_a_pasted_loss_is_used_and_a_wrong_one_is_not(cells):
     """Which loss a run takes is decided by the check of hw3/grpo_loss."""
     decide = cells["experiment-run"]
-    decide = decide[decide.index("passed = judge") : decide.index('print("the start: ')]
+    decide = decide[decide.index("verdict = judge") : decide.index('print("the start: ')]
     own = "    return library_loss(logp, logp_old, advantages, mask, **knobs)"
     assert own in cells["experiment-loss"]
     for body, expected in [
         (own, "the library's loss"),
         ("    from policy_gradients import grpo_loss\n"
          "    return grpo_loss(logp, logp_old, advantages, mask, **knobs)", "your loss"),
-        ("    return logp.sum()", "does not pass"),
+        ("    return logp.sum()", "does not pass the check of hw3/grpo_loss here:"),
+        ("    return mean_per_sequence(logp)", "NameError"),  # the helper was not pasted
     ]:  # fmt: skip
         first = cells["experiment-loss"].replace(own, body, 1)
-        namespace, printed = {"torch": torch, "judge": judge}, io.StringIO()
+        namespace, printed = {"torch": torch, "judge": judge, "textwrap": textwrap}, io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(first, namespace)
             exec(decide, namespace)

@@ -49,7 +49,11 @@ def responses(draw, length, time, eos):
 
 def generate(draw, final):
     cases = []
-    settings = [((2, 4), 7, 5), ((3, 5), 9, 8)] if final else [((3, 2), 6, 4), ((4, 3), 8, 7)]
+    settings = (
+        [((2, 4), 7, 5), ((3, 5), 9, 8), ((7,), 8, 3)]
+        if final
+        else [((3, 2), 6, 4), ((4, 3), 9, 7), ((7,), 8, 2)]
+    )
     for lengths, time, eos in settings:
         pairs = [p for length in lengths for p in responses(draw, length, time, eos)]
         order = draw.uniform(len(pairs)).argsort().tolist()

@@ -17,7 +17,7 @@ def generate(draw, final):
     sizes = [(4, 3), (2, 5), (5, 3)] if final else [(3, 4), (4, 2), (2, 6)]
     cases = []
     for groups, size in sizes:
-        names = 7 * draw.uniform(groups).argsort() - 10 + draw.integers(5, groups)  # some negative
+        names = 701 * draw.uniform(groups).argsort() - 1000 + draw.integers(5, groups)
         prompts = names.repeat_interleave(size)
         rewards = draw.rewards(groups, size).reshape(-1)
         while True:  # a shuffle that really mixes: no block is one group
@@ -27,6 +27,8 @@ def generate(draw, final):
             mixed = [(x != x[:, :1]).any(1).all() for x in (blocks, turns)]
             if all(mixed):
                 break
+        if groups == 2:
+            rewards = rewards.float()
         name = f"{groups} prompts"
         cases.append(Case(name=name, args=(rewards[order], prompts[order])))
     return cases

@@ -14,13 +14,17 @@ def response_log_probs(logits, tokens, *, prompt_length):
 
 
 def generate(draw, final):
-    sizes = [(3, 4, 5, 6), (2, 2, 3, 9)] if final else [(2, 3, 4, 7), (4, 2, 3, 5)]
+    sizes = (
+        [(3, 4, 5, 6), (2, 2, 3, 9), (4, 1, 2, 5)]
+        if final
+        else [(2, 3, 4, 7), (4, 2, 3, 5), (3, 1, 4, 6)]
+    )
     cases = []
     for batch, prompt, response, vocab in sizes:
         time = prompt + response
         cases.append(
             Case(
-                name=f"prompts of {prompt} tokens",
+                name=f"prompts of {prompt} token{'s' * (prompt > 1)}",
                 args=(1.5 * draw.normal(batch, time, vocab), draw.integers(vocab, batch, time)),
                 knobs={"prompt_length": prompt},
                 differentiable=(0,),

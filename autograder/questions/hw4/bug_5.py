@@ -30,6 +30,8 @@ def generate(draw, final):
         gradients = draw.weights(count, parameters)
         for turn, k in enumerate(bad):
             gradients[k, turn % parameters] = (torch.nan, torch.inf, -torch.inf)[turn % 3]
+        if every == 2:
+            gradients = 20 * gradients
         name = f"windows of {every}"
         cases.append(Case(name=name, args=(gradients,), knobs={"every": every}))
     return cases
@@ -46,6 +48,8 @@ def buggy(gradients, *, every, mistakes=frozenset()):
         fit = bool(gradient.isfinite().all())
         if "only_nan" in mistakes:
             fit = not bool(gradient.isnan().any())
+        elif "only_infinite" in mistakes:
+            fit = not bool(gradient.isinf().any())
         elif "nothing_tested" in mistakes:
             fit = True
         elif "multiplied" in mistakes:
@@ -104,6 +108,10 @@ TEXTS = {
     ),
     "only_nan": (
         "Only NaN is recognised: an infinite gradient goes into the step.",
+        "isfinite() is False for NaN and for both infinities.",
+    ),
+    "only_infinite": (
+        "Only infinities are recognised: a gradient with NaN goes into the step.",
         "isfinite() is False for NaN and for both infinities.",
     ),
     "nothing_tested": (
@@ -177,7 +185,7 @@ TEXTS = {
 }  # fmt: skip
 MISTAKES = common.listed(TEXTS, WHERE)
 
-TESTS = "only_nan nothing_tested multiplied"
+TESTS = "only_nan only_infinite nothing_tested multiplied"
 WINDOWS = "planted good_ones_counted one_late one_late_from_zero every_time"
 SCALE = "mean_of_good mean_of_window rescaled rescaled_by_window"
 QUESTION = Question(

@@ -10,6 +10,19 @@ def mask_of(lengths, time: int) -> torch.Tensor:
     return torch.arange(time) < torch.tensor(lengths)[:, None]
 
 
+def torn(mask):
+    """The same with its first token gone and a hole in its longest row: no mask of lengths."""
+    mask = mask.clone()
+    mask[:, 0] = False
+    mask[mask.sum(1).argmax(), 2] = False
+    return mask
+
+
+def prefix(mask):
+    """The mask that one gets by taking the ones of each row for a length."""
+    return mask_of(mask.long().sum(1).tolist(), mask.shape[1]).to(mask.dtype)
+
+
 def dirty(x, mask, draw, *, hard: bool = False):
     """x with other numbers on the padding: finite ones, or (hard) NaN and both infinities."""
     dirt = 4 * draw.weights(*x.shape)

@@ -32,7 +32,7 @@ def sentences(draw, ends, time, eos, *, after):
 
 
 def generate(draw, final):
-    eos = (4, 7, 3) if final else (5, 2, 6)
+    eos = (0, 7, 3) if final else (0, 2, 6)
     shapes = (
         [([2, 0, None, 6, 4], 8), ([1, None, 0, 3], 7), ([3, None, 1, 0, 5, 8], 9)]
         if final
@@ -92,6 +92,8 @@ def buggy(tokens, *, eos_id, mistakes=frozenset()):
         mask = tokens != 0
     elif "only_ends" in mistakes:
         mask = tokens == eos_id
+    elif "from_end_on" in mistakes:
+        mask = (tokens == eos_id).cumsum(1) > 0
     if "first_row_for_all" in mistakes:
         mask = mask[:1].expand(batch, time)
     return (~mask if "inverted" in mistakes else mask).float()
@@ -115,6 +117,10 @@ TEXTS = {
     "only_ends": (
         "Only the end tokens are marked.",
         "Every token up to the first end token was chosen by the policy.",
+    ),
+    "from_end_on": (
+        "What stands from the first end token on is marked, not what stands up to it.",
+        "A token belongs to the response if no end token stands before it.",
     ),
     "end_ignored": (
         "Tokens behind the end are counted as response.",
@@ -172,7 +178,7 @@ TEXTS = {
 }
 MISTAKES = common.listed(TEXTS, WHERE)
 
-WHOLE = "ends_are_padding zeros_are_padding only_ends"
+WHOLE = "ends_are_padding zeros_are_padding only_ends from_end_on"
 SPAN = "last_end run_of_ends second_end until_second_end end_ignored"
 NO_END = "no_end_empty no_end_first_only no_end_last_dropped"
 QUESTION = Question(
@@ -192,7 +198,7 @@ QUESTION = Question(
         "inverted",
         f"{SPAN} end_at_start_ignored",
         NO_END,
-        "end_dropped one_late",
+        "end_dropped: one_late inverted",
         "end_ignored: end_dropped one_late",
         "end_at_start_ignored: end_dropped one_late",
         "no_end_first_only: start_dropped",

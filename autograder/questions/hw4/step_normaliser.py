@@ -17,18 +17,20 @@ def step_normaliser(loss, mask, *, micro_batch):
 
 def generate(draw, final):
     shapes = (
-        [((3, 6, 0, 0, 1, 4, 2), 9, 2), ((5, 1, 2, 6, 4, 3, 1, 2), 6, 3), ((1, 4, 2, 3, 5), 6, 2)]
+        [((3, 6, 0, 0, 1, 4, 2), 9, 2), ((5, 1, 2, 6, 4, 3, 1, 2), 6, 3), ((3, 4, 2, 5, 3), 6, 2)]
         if final
-        else [((4, 1, 0, 0, 5), 6, 2), ((2, 5, 3, 1, 6, 4, 2), 8, 3), ((3, 1, 4), 5, 2)]
+        else [((4, 1, 0, 0, 5), 6, 2), ((2, 5, 3, 1, 6, 4, 2), 8, 3), ((3, 2, 5), 6, 2)]
     )
     kinds = [
         ("an empty micro-batch", torch.bool, False),
         ("NaN and inf on the padding", None, True),
     ]
-    kinds += [("mask of integers", torch.int64, False)]
+    kinds += [("a mask with holes", torch.int64, False)]
     cases = []
     for (lengths, time, size), (name, dtype, hard) in zip(shapes, kinds, strict=True):
         mask = common.mask_of(lengths, time)
+        if dtype is torch.int64:
+            mask = common.torn(mask)
         loss = 0.8 + draw.normal(*mask.shape) + draw.weights(len(mask), 1)
         given = mask.to(dtype or torch.float64)
         cases.append(
@@ -44,6 +46,8 @@ def generate(draw, final):
 
 
 def buggy(loss, mask, *, micro_batch, mistakes=frozenset()):
+    if "mask_as_length" in mistakes:
+        mask = common.prefix(mask)
     m = mask.to(loss.dtype)
     batch, time = loss.shape
     if "padding_multiplied" in mistakes:
@@ -163,6 +167,11 @@ TEXTS = {
     "per_sequence": (
         "This is the mean per sequence: each sequence counts the same, whatever its length.",
         "A token mean gives each token the same weight.",
+    ),
+    "mask_as_length": (
+        "The mask is taken for a length: the first tokens of a row are used, as many as it has "
+        "ones.",
+        "The ones need not stand in one piece at the start: use the mask itself.",
     ),
     "padding_multiplied": (
         "The padding is multiplied by 0, which leaves NaN and inf as they are.",

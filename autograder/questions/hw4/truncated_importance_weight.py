@@ -9,13 +9,14 @@ from policy_gradients.ratios import truncated_importance_weight
 
 
 def generate(draw, final):
-    sizes = ((4, 6, 1.7), (3, 5, 3.0)) if final else ((3, 5, 2.0), (2, 7, 1.4))
+    sizes = ((4, 6, 1.7), (3, 5, 8.0)) if final else ((3, 5, 2.0), (2, 7, 7.0))
     cases = []
     for batch, time, cap in sizes:
         sampler = -draw.uniform(batch, time, low=0.4, high=2.0)
-        gap = draw.uniform(batch, time, low=-1.2, high=1.6)
+        gap = draw.uniform(batch, time, low=-2.0, high=1.6)
         edge = torch.tensor(cap, dtype=torch.float64).log()
         gap = torch.where((gap - edge).abs() < 0.05, gap + 0.1, gap)
+        gap[1, :3] = torch.tensor([-3.5, 1.8, 3.0])  # far below, near and above the larger caps
         gap[0, :4] = torch.tensor([cap + 0.3, -0.9, 0.25, -0.3])  # one whose logarithm is too large
         cases.append(
             Case(

@@ -10,30 +10,46 @@ from policy_gradients.advantages import whiten
 
 def generate(draw, final):
     if final:
-        shapes = [((4, 1, 0, 6, 2), 7), ((3, 2, 5), 6), ((2, 5, 4, 3), 8)]
+        shapes = [((4, 1, 0, 6, 2), 7), ((4, 3, 6), 7), ((6, 5, 8, 7), 8)]
     else:
-        shapes = [((2, 5, 0, 1), 6), ((4, 3, 2, 5, 2), 6), ((2, 5, 4), 7)]
+        shapes = [((2, 5, 0, 1), 6), ((4, 3, 5, 3, 6), 7), ((5, 9, 7, 8), 9)]
     # only the first has an empty response: what divides by a length is seen in the others
-    kinds = [("mask as bool", torch.bool, {}), ("mask of integers", torch.int64, {"eps": 0.4})]
-    kinds += [("mask of 0. and 1.", torch.float64, {"eps": 0.15})]
+    kinds = [
+        ("small, one response empty", torch.bool, {}),
+        ("a mask with holes", torch.int64, {"eps": 0.4}),
+    ]
+    kinds += [("an outlier", torch.float64, {"eps": 0.15})]
     cases = []
     for (lengths, time), (name, dtype, knobs) in zip(shapes, kinds, strict=True):
         mask = common.mask_of(lengths, time)
         # rows with means of their own, and a batch mean that is far from 0
         x = 1.3 + draw.normal(*mask.shape) * 1.5 + draw.weights(len(mask), 1)
+        if name == "small, one response empty":
+            x = 0.01 * x  # a default eps that is too large, or a floor under the spread, is seen
+        elif dtype is torch.int64:
+            mask = common.torn(mask)
+        else:
+            x[0, 1] += 40.0  # more than four standard deviations away
         args = (common.dirty(x, mask, draw), mask.to(dtype))
         cases.append(Case(name=name, args=args, knobs=knobs, padding=~mask))
-    lengths, time = ((2, 0, 3), 5) if final else ((1, 3, 0), 4)
+    lengths, time = ((2, 0, 4), 5) if final else ((3, 3, 0), 4)
     mask = common.mask_of(lengths, time)
-    x = common.dirty(torch.full(mask.shape, 0.75 if final else 0.5).double(), mask, draw)
+    x = common.dirty(
+        torch.full(mask.shape, 0.75 if final else 0.5, dtype=torch.float64), mask, draw
+    )
     cases.append(Case(name="equal advantages", args=(x, mask), padding=~mask))
     mask = common.mask_of((0, 1, 0) if final else (0, 1), 3)
     x = common.dirty(draw.normal(*mask.shape), mask, draw)
     cases.append(Case(name="one token", args=(x, mask), padding=~mask))
+    mask = common.mask_of((4, 6, 5) if final else (5, 3, 4), 6)
+    x = common.dirty(300 + draw.normal(*mask.shape), mask, draw).float()
+    cases.append(Case(name="far from 0", args=(x, mask), padding=~mask, stability=True))
     return cases
 
 
 def buggy(advantages, mask, *, ddof=0, eps=1e-8, mistakes=frozenset()):
+    if "mask_as_length" in mistakes:
+        mask = common.prefix(mask)
     m = mask.to(torch.float64)
     x = advantages
     if {"zeros_counted", "zeros_in_std", "zeros_in_squares", "zeros_squared"} & mistakes:
@@ -124,6 +140,11 @@ TEXTS = {
     "padding_squared": (
         "The padding takes part in the spread: its squared distance from the mean is added.",
         "Only response tokens belong to the sum of squares.",
+    ),
+    "mask_as_length": (
+        "The mask is taken for a length: the first tokens of a row are used, as many as it has "
+        "ones.",
+        "The ones need not stand in one piece at the start: use the mask itself.",
     ),
     "per_response": (
         "Each response is whitened by itself.",
