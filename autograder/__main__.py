@@ -108,8 +108,8 @@ def parser() -> argparse.ArgumentParser:
         "--late-penalty",
         type=float,
         metavar="SHARE",
-        help="share of the points that each started day after the deadline costs, such as 0.1; "
-        "default: as in the last run, at first 0",
+        help="share of the points earned that each started day after the deadline costs, such as "
+        "0.1, where a timestamp.txt says when; default: as in the last run, at first 0",
     )
     many.add_argument(
         "--anonymous", action="store_true", help="leave the names out of the class page"
@@ -193,6 +193,7 @@ def run_grade(arguments) -> int:
     output = (arguments.output or folder.resolve().parent).resolve()
     if arguments.late_penalty is not None and not 0 <= arguments.late_penalty <= 1:
         raise HomeworkError("--late-penalty is a share between 0 and 1")
+    due = None if arguments.due is None else parse_due(arguments.due)
     isolated = not arguments.not_isolated
     if not isolated:
         print(NOT_ISOLATED, file=sys.stderr)
@@ -210,7 +211,7 @@ def run_grade(arguments) -> int:
         limits=Limits(cpu_seconds=arguments.seconds, wall_seconds=6 * arguments.seconds),
         isolated=isolated,
         again=arguments.again,
-        due=parse_due(arguments.due) if arguments.due else None,
+        due=due,
         late_penalty=arguments.late_penalty,
         anonymous=arguments.anonymous,
         progress=Progress(),

@@ -47,6 +47,10 @@ def bundle(target: Path, names: list[str], root: Path = ROOT) -> list[str]:
     """
     if not (root / "solutions").is_dir():
         raise HomeworkError("this copy of the course has no solutions to make a bundle from")
+    if target.suffix.lower() != ".zip" or target.is_dir():
+        raise HomeworkError(f"{target} is no name of a zip file; expected for example course.zip")
+    if not target.absolute().parent.is_dir():
+        raise HomeworkError(f"{target} cannot be written: there is no folder {target.parent}")
     names = list(dict.fromkeys(names)) or homeworks(root)
     for homework in names:
         source_of(homework, root)
@@ -61,13 +65,16 @@ def bundle(target: Path, names: list[str], root: Path = ROOT) -> list[str]:
                 if path.name == f"{homework}.ipynb":  # what check compares a learner's work with
                     contents[(RELEASED / path.name).as_posix()] = data
     temporary = target.with_name(f".{target.name}.new")
-    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in sorted(contents):
-            entry = zipfile.ZipInfo(name, STAMP)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = 0o644 << 16
-            archive.writestr(entry, contents[name])
-    os.replace(temporary, target)
+    try:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in sorted(contents):
+                entry = zipfile.ZipInfo(name, STAMP)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                entry.external_attr = 0o644 << 16
+                archive.writestr(entry, contents[name])
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
     return names
 
 

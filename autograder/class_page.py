@@ -77,7 +77,7 @@ def page(release, results, *, due=None, isolated=True, anonymous=False) -> str:
     else:
         sections.append(nothing)
     if not anonymous:
-        sections += ["<h2>Who needs attention</h2>", _attention(results)]
+        sections += ["<h2>Who needs attention</h2>", _attention(release, results)]
     when = f"Deadline {due:%Y-%m-%d %H:%M} UTC. " if due else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -139,7 +139,7 @@ def _histogram(release, scores) -> tuple[str, str]:
     def y(learners):
         return bottom - (bottom - top) * learners / (tick * math.ceil(highest / tick))
 
-    parts = []
+    parts, numbers = [], []
     for value in range(0, highest + tick, tick):
         parts.append(_line(left, y(value), right, y(value), "#e3e6e9"))
         parts.append(_words(left - 10, y(value) + 5, value, "end"))
@@ -149,7 +149,9 @@ def _histogram(release, scores) -> tuple[str, str]:
                 f'<rect x="{left + place * step + 2:.1f}" y="{y(count):.1f}" '
                 f'width="{step - 4:.1f}" height="{bottom - y(count):.1f}" fill="#0072b2"/>'
             )
-            parts.append(_words(left + (place + 0.5) * step, y(count) - 5, count, weight=600))
+            number = _words(left + (place + 0.5) * step, y(count) - 5, count, weight=600)
+            halo = '<text paint-order="stroke" stroke="#ffffff" stroke-width="5" '
+            numbers.append(number.replace("<text ", halo))  # the median's line may cross it
     for edge in range(bins + 1):
         parts.append(_words(x(edge * width), bottom + 18, f"{edge * width:g}"))
     middle = median(totals)
@@ -157,6 +159,7 @@ def _histogram(release, scores) -> tuple[str, str]:
         _line(left, bottom, right, bottom, "#22262b"),
         _line(x(middle), top - 14, x(middle), bottom, "#22262b", dashed=True),
         _words(x(middle), top - 20, f"median {middle:g}"),
+        *numbers,
         _words((left + right) / 2, bottom + 42, "points"),
         _words(18, (top + bottom) / 2, "learners", turned=True),
     ]
@@ -173,7 +176,8 @@ def _histogram(release, scores) -> tuple[str, str]:
 
 def _bars(release, graded) -> tuple[str, str]:
     """A bar of five parts per question, and the share of its points that was earned."""
-    left, right, height, top = 200, 790, 34, 66
+    longest = max(len(question.function) for question in release.questions)
+    left, right, height, top = max(200, 24 + 9 * longest), 790, 34, 66
     parts, words, place = [_patterns()], [], left
     for status in FILLS:
         _, meaning = BADGES[status]
@@ -257,7 +261,8 @@ def _place(mark) -> str:
     return lecture_reference(mark.details["lecture"], file=False)
 
 
-def _attention(results) -> str:
+def _attention(release, results) -> str:
+    worth = {manual.grade_id for manual in release.manual if manual.points}
     rows = []
     for result in results:
         reasons = []
@@ -270,8 +275,8 @@ def _attention(results) -> str:
                 names = [m.id.partition("/")[2] for m in result.marks if m.status == status]
                 if names:
                     reasons.append(f"{words}: {', '.join(names)}")
-            if result.unanswered:
-                labels = ", ".join(sorted(result.unanswered))
+            if empty := result.unanswered & worth:
+                labels = ", ".join(sorted(empty))
                 reasons.append(f"written answers left empty: {labels}")
         score = result.score
         if score and score.late:

@@ -61,7 +61,8 @@ dl { display: grid; grid-template-columns: 150px 1fr; gap: 8px 18px; margin: 14p
 dt { color: #5b6470; }
 dd { margin: 0; overflow-wrap: anywhere; }
 footer { color: #5b6470; font-size: 14px; margin-top: 28px; }
-@media (max-width: 560px) { header { flex-wrap: wrap; } dl { grid-template-columns: 1fr; margin-left: 0; gap: 2px; }
+@media (max-width: 560px) { header { flex-wrap: wrap; }
+  dl { grid-template-columns: 1fr; margin-left: 0; gap: 2px; }
   dd { margin-bottom: 8px; } }
 @media print { body { background: #fff; } main { padding: 0; } }
 """

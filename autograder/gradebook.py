@@ -3,7 +3,7 @@
 nbgrader is the system of record: grades.csv and the totals on the feedback pages are read back
 from the gradebook, so a grade changed by hand in formgrader counts everywhere. Recording the same
 result twice changes nothing; a score given by hand is never overwritten. The deadline stands there
-too (formgrader shows it and can change it, also for one learner), and so does what lateness costs.
+too (formgrader shows it and can change it), and so does what lateness costs.
 
 A bonus question has a maximum of 0 in the gradebook, so that totals read "22 / 20" there as well.
 """
@@ -51,6 +51,11 @@ class Score:
 
 def parse_due(text: str) -> datetime:
     """ "2026-12-01T23:59" (this machine's time zone unless one is given) -> UTC without a zone."""
+    if not text.strip():
+        raise HomeworkError(
+            "the deadline is empty; leave out --due to keep the one that is there, or set "
+            "--late-penalty 0 so that lateness costs nothing"
+        )
     try:
         return datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None)
     except (ValueError, OverflowError):
@@ -163,8 +168,9 @@ def record(
 
     points : grade id -> points. unanswered : grade ids of written answers left as released; they
     get 0; the other written answers with points wait for a grader. late_penalty : share of the
-    points earned that is taken off for each started day. changed : grade ids of answer cells whose text is not
-    the one that was graded before: a score given by hand stands, and is flagged for another look.
+    points earned that is taken off for each started day. changed : grade ids of answer cells whose
+    text is not the one that was graded before: a score given by hand stands, and is flagged for
+    another look.
     """
     book.update_or_create_student(student)
     submission = book.update_or_create_submission(release.name, student)
