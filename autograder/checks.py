@@ -196,7 +196,7 @@ def findings(verdict: Verdict) -> list[tuple[str, str]]:
     difference = details["difference"]
     pairs = [
         ("first check not passed", LABELS[details["property"]] if details["case"] else ""),
-        ("input", details["case"]),
+        ("input", f"{details['case']} ({SEE_IT})" if details["case"] else ""),
         ("largest difference", percent(difference) if difference else ""),
         ("for example", details["example"]),
         ("likely cause", verdict.cause),
@@ -204,6 +204,9 @@ def findings(verdict: Verdict) -> list[tuple[str, str]]:
         ("read again", where(details["lecture"])),
     ]
     return [(label, text) for label, text in pairs if text]
+
+
+SEE_IT = "a print inside your function shows what it is given"
 
 
 def headline(verdict: Verdict) -> str:

@@ -486,7 +486,8 @@ def _exception_hint(question, cases, broken, text) -> str:
     )
     special = speciality(there, elsewhere, names)
     if "NoneType" in text:
-        knobs = [k for k in there[0].knobs if all(c.knobs.get(k, 0) is None for c in there)]
+        # A knob that is left out has its default; None is the only one that crashes so.
+        knobs = [k for c in there for k in c.knobs if all(d.knobs.get(k) is None for d in there)]
         if knobs and not any(c.knobs.get(knobs[0], 0) is None for c in elsewhere):
             return f"{knobs[0]} is None there: that is a case of its own, `if {knobs[0]} is None`."
         return "Something is None: print what each name holds just before that line."
