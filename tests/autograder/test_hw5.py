@@ -379,7 +379,7 @@ def sorted_places(x, y):
     return (x.sort(-1).values == y.sort(-1).values).sum(-1)
 
 
-def counted(x, y, axis=-2, numbers=500):
+def counted(x, y, axis=-2, numbers=1000):
     asked, given = ((t[..., None] == torch.arange(numbers)).sum(axis) for t in (x, y))
     return torch.minimum(asked, given).sum(-1)
 
@@ -389,6 +389,14 @@ def kto_bad_point(logp, logp_ref, desirable, kl, kl_ref, *, beta, lambda_d=1.0, 
     good = lambda_d * (1 - torch.sigmoid(beta * (r - z0)))
     bad = lambda_u * (1 - torch.sigmoid(beta * (-r - z0)))
     return torch.where(desirable.bool(), good, bad)
+
+
+def kto_median(logp, logp_ref, desirable, kl_logp, kl_logp_ref, *, beta, **weights):
+    """z0 of the median instead of the mean."""
+    z0 = (kl_logp - kl_logp_ref).median().clamp(min=0).detach()
+    x = beta * (logp - logp_ref.detach() - z0)
+    good, bad = weights.get("lambda_d", 1.0), weights.get("lambda_u", 1.0)
+    return torch.where(desirable == 1, good * torch.sigmoid(-x), bad * torch.sigmoid(x))
 
 
 WRONG = [
@@ -498,6 +506,23 @@ WRONG = [
     ("kto", kto_with(z_right, inside=lambda b, r, z: b * (z - r)), {"swapped"}),
     ("kto", kto_with(z_right, inside=lambda b, r, z: b * r - z), {"beta_on_ratio_only"}),
     ("kto", kto_bad_point, {"point_not_turned"}),
+    ("kto", kto_median, {"baseline_median"}),
+    (
+        "kto",
+        kto_with(lambda k, kr, o, orf: (k - kr).max().clamp(min=0).detach()),
+        {"baseline_largest"},
+    ),
+    ("kto", kto_with(z_right, weights=lambda d, u: (u, u)), {"lambda_u_for_both"}),
+    (
+        "dpo",
+        dpo_with(lambda c, r, cr, rr, b: b * (c - cr.detach() + r - rr.detach())),
+        {"gains_added"},
+    ),
+    (
+        "bradley_terry",
+        lambda c, r, *, margin=0.0: F.logsigmoid(r) - F.logsigmoid(c) + margin,
+        {"logs_apart"},
+    ),
     ("hack_proof_reward", hpr_with(sorted_places), {"sorted_places"}),
     ("hack_proof_reward", hpr_with(lambda x, y: counted(x, y, axis=-1)), {"all_complete"}),
     ("hack_proof_reward", hpr_with(lambda x, y: counted(x, y, numbers=3)), {"three_numbers"}),
@@ -523,12 +548,72 @@ def test_a_wrong_answer_in_other_code_is_named(name, answer, mistakes):
         assert verdict.points < verdict.max_points
 
 
-def kto_all_good(logp, logp_ref, desirable, kl_logp, kl_logp_ref, *, beta, **weights):
-    """The reference point of the median instead of the mean."""
-    z0 = (kl_logp - kl_logp_ref).median().clamp(min=0).detach()
-    x = beta * (logp - logp_ref.detach() - z0)
-    good, bad = weights.get("lambda_d", 1.0), weights.get("lambda_u", 1.0)
-    return torch.where(desirable == 1, good * torch.sigmoid(-x), bad * torch.sigmoid(x))
+def clamped(function, limit=10.0):
+    """Log-ratios (or rewards' differences) cut at +-limit before they are compared."""
+
+    def answer(*args, **knobs):
+        if function is kto_flipped:
+            logp, logp_ref, *others = args
+            return function(logp_ref + (logp - logp_ref).clamp(-limit, limit), logp_ref, *others,
+                            **knobs)  # fmt: skip
+        first, second, *refs = args
+        if not refs:
+            return function((first - second).clamp(-limit, limit), 0 * second, **knobs)
+        c = refs[0] + (first - refs[0]).clamp(-limit, limit)
+        r = refs[1] + (second - refs[1]).clamp(-limit, limit)
+        return function(c, r, *refs, **knobs)
+
+    return answer
+
+
+def kto_capped(logp, logp_ref, desirable, kl, kl_ref, **knobs):
+    """z0 is never above 2."""
+    z0 = (kl - kl_ref).mean().clamp(0, 2).detach()
+    return kto_flipped(logp, logp_ref, desirable, z0.expand(1), torch.zeros_like(z0.expand(1)),
+                       **knobs)  # fmt: skip
+
+
+def kto_by_kind(logp, logp_ref, desirable, kl, kl_ref, **knobs):
+    """Fails where all responses are of one kind."""
+    good, bad = logp[desirable == 1].max(), logp[desirable != 1].max()
+    return kto_flipped(logp, logp_ref, desirable, kl, kl_ref, **knobs) + 0 * (good + bad)
+
+
+def bt_positive_margin(chosen, rejected, *, margin=0.0):
+    return bt_softplus(chosen, rejected, margin=max(margin, 0.0))
+
+
+def dpo_small_smoothing(*args, beta, label_smoothing=0.0):
+    return dpo_softplus(*args, beta=beta, label_smoothing=min(label_smoothing, 0.3))
+
+
+def hpr_small_vocabulary(prompts, responses):
+    asked, given = (F.one_hot(t.clamp(max=255), 256).sum(-2) for t in (prompts, responses))
+    matched = torch.minimum(asked, given).sum(-1)
+    return hpr_with(lambda x, y: matched)(prompts, responses)
+
+
+RIGHT_NEAR_THE_ORDINARY = [
+    ("bradley_terry", clamped(bt_softplus)),
+    ("bradley_terry", bt_positive_margin),
+    ("dpo", clamped(dpo_softplus)),
+    ("dpo", dpo_small_smoothing),
+    ("ipo", clamped(ipo_mse)),
+    ("kto", clamped(kto_flipped)),
+    ("kto", kto_capped),
+    ("kto", kto_by_kind),
+    ("hack_proof_reward", lambda x, y: hpr_with(lambda p, q: counted(p, q, numbers=256))(x, y)),
+    ("hack_proof_reward", hpr_small_vocabulary),
+]
+
+
+@pytest.mark.parametrize(("name", "answer"), RIGHT_NEAR_THE_ORDINARY)
+def test_an_answer_that_is_right_on_ordinary_numbers_only_loses_its_points(name, answer):
+    for seed in (0, 1, 2):
+        for cases in ("visible", "final"):
+            verdict = judge(f"hw5/{name}", answer, cases=cases, seed=seed)
+            assert verdict.points == 0, (cases, seed)
+            assert set(verdict.details["named"]) <= {"floor"}, verdict.cause
 
 
 UNLISTED = [
@@ -543,7 +628,6 @@ UNLISTED = [
     ("ipo", ipo_with(lambda g, tau: (g - 1 / (2 * tau)) ** 2 + 0.01 * g)),
     ("ipo", ipo_with(lambda g, tau: (g - 1 / (3 * tau)) ** 2)),
     ("ipo", ipo_with(lambda g, tau: F.huber_loss(g, 0 * g + 0.5 / tau, reduction="none"))),
-    ("kto", kto_all_good),
     ("kto", kto_with(z_right, inside=lambda b, r, z: b * (r - z) + 0.1)),
     ("hack_proof_reward", hpr_with(lambda x, y: multiset(x, y) ** 2)),
     ("hack_proof_reward", lambda x, y: hack_proof_reward(x, y.flip(-1)) * 0.9 + 0.3),

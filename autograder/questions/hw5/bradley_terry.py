@@ -9,15 +9,24 @@ from policy_gradients.preferences import bradley_terry
 
 
 def generate(draw, final):
-    sizes = [(6, None), (4, 0.4), (7, 1.3)] if final else [(5, None), (3, 0.6), (6, 1.1)]
+    sizes = (
+        [(6, None, 4), (4, 0.4, 1), (7, 1.3, 1), (5, -0.6, 1)]
+        if final
+        else [(5, None, 4), (3, 0.6, 1), (6, 1.1, 1), (4, -0.9, 1)]
+    )
     cases = []
-    for batch, margin in sizes:
+    for batch, margin, spread in sizes:
         chosen = draw.uniform(batch, low=-2.0, high=3.0)
-        away = draw.uniform(batch, low=0.3, high=2.5)
+        away = spread * draw.uniform(batch, low=0.3, high=2.5)
+        away[1] = 2.7 * spread
         away[1::2] = -away[1::2]  # every second pair is in the wrong order
         cases.append(
             Case(
-                name="no margin given" if margin is None else f"margin {margin}",
+                name="no margin given"
+                if margin is None
+                else "a negative margin"
+                if margin < 0
+                else f"margin {margin}",
                 args=(chosen, chosen - away),
                 knobs={} if margin is None else {"margin": margin},
                 differentiable=(0, 1),
@@ -44,6 +53,8 @@ def buggy(chosen, rejected, *, margin=0.0, mistakes=frozenset()):
         chosen, rejected = chosen.detach(), rejected.detach()
     elif "rejected_detached" in mistakes:
         rejected = rejected.detach()
+    elif "chosen_detached" in mistakes:
+        chosen = chosen.detach()
     if "ratio" in mistakes:
         chosen, rejected = chosen.exp(), rejected.exp()
     if "squashed" in mistakes:
@@ -80,6 +91,9 @@ def buggy(chosen, rejected, *, margin=0.0, mistakes=frozenset()):
         loss = (-x).clamp(min=0)
     elif "linear" in mistakes:
         loss = -x
+    elif "logs_apart" in mistakes:
+        loss = torch.nn.functional.logsigmoid(rejected) - torch.nn.functional.logsigmoid(chosen)
+        loss = loss + margin
     elif "both_orders" in mistakes:
         loss = torch.nn.functional.softplus(-x) + torch.nn.functional.softplus(x)
     else:
@@ -152,8 +166,9 @@ MISTAKES = (
     ),
     Mistake(
         "floor",
-        "A small number is added inside the logarithm (or the probability is clamped): the loss of "
-        "a pair far in the wrong order stops growing and its gradient dies.",
+        "A small number is added inside the logarithm, or the probability, its logarithm or the "
+        "argument of σ is clamped: the loss of a pair far in the wrong order stops growing and its "
+        "gradient dies.",
         "Use logsigmoid, or softplus of the negative, on the difference itself.",
         WHERE,
     ),
@@ -173,6 +188,12 @@ MISTAKES = (
         "two_labels",
         "Each response is classified on its own, chosen as good and rejected as bad, instead of "
         "comparing the two.",
+        "First the difference of the rewards, then one log σ.",
+        "the statement, [PREF-1]",
+    ),
+    Mistake(
+        "logs_apart",
+        "log σ of each reward is taken by itself, and the two logarithms are subtracted.",
         "First the difference of the rewards, then one log σ.",
         "the statement, [PREF-1]",
     ),
@@ -212,6 +233,7 @@ MISTAKES = (
         "chosen_only",
         "absolute",
         "rejected_detached",
+        "chosen_detached",
         "detached",
         "mean",
         "sum",
@@ -232,11 +254,13 @@ QUESTION = Question(
     excludes=excluding(
         "mean sum column",
         "margin_missing margin_added margin_outside margin_scales margin_one",
-        "overflow floor probability one_minus two_labels hinge linear both_orders",
+        "overflow floor probability one_minus two_labels hinge linear both_orders logs_apart",
+        "logs_apart: margin_outside margin_scales sign_inside absolute swapped chosen_only ratio "
+        "squashed",
         "squashed ratio chosen_only",
         "squashed ratio: overflow floor",  # no difference is large any more, or all are
-        "detached rejected_detached",
-        "chosen_only: rejected_detached",
+        "detached rejected_detached chosen_detached",
+        "chosen_only: rejected_detached chosen_detached",
         "absolute swapped",
         "two_labels both_orders: absolute swapped",
         "linear margin_outside",

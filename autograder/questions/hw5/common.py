@@ -48,22 +48,26 @@ TEXTS = {  # of mistakes: cause and hint
         "The reference log-probabilities are not detached: a gradient flows into the reference.",
         "The reference is a constant: detach its log-probabilities where you use them.",
     ),
+    "gains_added": (
+        "The two log-ratios are added instead of subtracted: both responses are pushed up.",
+        "A preference is a difference: the chosen one's log-ratio minus the rejected one's.",
+    ),
     "chosen_only": (
         "Only the chosen response counts; the rejected one has no effect.",
         "A preference is a difference between two responses.",
     ),
     "rejected_detached": (
         "The rejected response is detached: the values are right, but it is never pushed down.",
-        "Both responses of the policy carry a gradient; only constants are detached.",
+        "Both responses carry a gradient; only a reference policy is a constant.",
     ),
     "chosen_detached": (
         "The chosen response is detached: the values are right, but it is never pushed up.",
-        "Both responses of the policy carry a gradient; only the reference is detached.",
+        "Both responses carry a gradient; only a reference policy is a constant.",
     ),
     "detached": (
-        "The policy's log-probabilities are detached: the values are right and the gradient is "
-        "zero everywhere.",
-        "Only the reference is a constant.",
+        "What should carry the gradient is detached: the values are right and the gradient is zero "
+        "everywhere.",
+        "Only a reference policy is a constant.",
     ),
     "ratio": (
         "Probability ratios are subtracted instead of log-ratios.",
@@ -84,7 +88,7 @@ def mistakes(lecture: str, *names: str) -> tuple[Mistake, ...]:
 
 def four(draw, batch, spread=2.0):
     """chosen, rejected, chosen_ref, rejected_ref: sums over many tokens, close to the reference."""
-    references = draw.uniform(2, batch, low=-28.0, high=-6.0)
+    references = draw.uniform(2, batch, low=-28.0, high=-6.0) - 2 * max(spread - 3.0, 0.0)
     moved = spread * draw.uniform(2, batch, low=-1.0, high=1.0)
     # Pairs in order and out of order take turns; from near a tie to far from one.
     gap = torch.linspace(0.4, 1.0, batch, dtype=torch.float64)
@@ -136,6 +140,8 @@ def gap_of(chosen, rejected, chosen_ref, rejected_ref, mistakes):
     good, bad = chosen - chosen_ref, rejected - rejected_ref
     if "ratio" in mistakes:
         good, bad = good.exp(), bad.exp()
+    if "gains_added" in mistakes:
+        bad = -bad
     if "chosen_only" in mistakes:
         bad = 0 * bad
     gap = bad - good if "swapped" in mistakes else good - bad

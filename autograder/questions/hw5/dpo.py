@@ -12,11 +12,11 @@ from policy_gradients.preferences import dpo
 def generate(draw, final):
     first, second, third = (6, 4, 7) if final else (5, 3, 6)
     cases = [
-        common.case("no label smoothing given", draw, first, beta=0.3),
+        common.case("no label smoothing given", draw, first, beta=0.3, spread=17.0),
         common.case("label smoothing .1, beta 1.7", draw, second, beta=1.7, label_smoothing=0.1),
         common.case(
-            "reference from a network, label smoothing .25", draw, third, constants=(2, 3),
-            beta=0.6, label_smoothing=0.25,
+            "reference from a network, label smoothing .4", draw, third, constants=(2, 3),
+            beta=0.6, label_smoothing=0.4,
         ),
     ]  # fmt: skip
     # Log-ratios of up to 60: far beyond what exp() holds in float32 once beta is in.
@@ -210,8 +210,9 @@ MISTAKES = (
     ),
     Mistake(
         "floor",
-        "A small number is added inside the logarithm (or the probability is clamped): the loss of "
-        "a pair far in the wrong order stops growing and its gradient dies.",
+        "A small number is added inside the logarithm, or the probability, its logarithm or the "
+        "argument of σ is clamped: the loss of a pair far in the wrong order stops growing and its "
+        "gradient dies.",
         "Use logsigmoid, or softplus of the negative, on h itself.",
         WHERE,
     ),
@@ -253,6 +254,7 @@ MISTAKES = (
         "rejected_reference_missing",
         "chosen_reference_missing",
         "reference_attached",
+        "gains_added",
         "chosen_only",
         "rejected_detached",
         "chosen_detached",
@@ -286,7 +288,8 @@ QUESTION = Question(
         SHAPE,
         "detached rejected_detached chosen_detached",
         "chosen_only: rejected_detached chosen_detached rejected_reference_missing "
-        "reference_doubled beta_on_chosen",
+        "reference_doubled beta_on_chosen gains_added",
+        f"gains_added: {common.REFERENCES}",
         "absolute swapped",
         common.REFERENCES,
         "reference_missing reference_attached",

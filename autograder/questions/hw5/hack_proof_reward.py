@@ -25,7 +25,7 @@ def hack_proof_reward(prompts, responses):
 def generate(draw, final):
     """Every prompt meets its own answer and the ways of missing it."""
     first, second, third = (
-        [(5, 4, 2), (3, 6, 60), (2, 3, 3)] if final else [(4, 3, 2), (2, 5, 40), (3, 4, 3)]
+        [(5, 4, 2), (3, 6, 450), (2, 3, 3)] if final else [(4, 3, 2), (2, 5, 300), (3, 4, 3)]
     )
     cases = []
     for (prompts, length, ids), shape in (

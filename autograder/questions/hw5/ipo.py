@@ -8,7 +8,7 @@ from policy_gradients.preferences import ipo
 
 
 def generate(draw, final):
-    sizes = [(6, 0.4), (4, 0.15), (7, 1.6)] if final else [(5, 0.3), (3, 1.4), (6, 0.2)]
+    sizes = [(6, 0.4), (4, 0.03), (7, 1.6)] if final else [(5, 0.3), (3, 1.4), (6, 0.04)]
     return [
         common.case(
             f"tau {tau}, reference from a network" if k == 2 else f"tau {tau}",
@@ -190,6 +190,7 @@ MISTAKES = (
         "rejected_reference_missing",
         "chosen_reference_missing",
         "reference_attached",
+        "gains_added",
         "chosen_only",
         "rejected_detached",
         "chosen_detached",
@@ -230,7 +231,8 @@ QUESTION = Question(
         "target_missing: swapped absolute squares_apart",
         "detached rejected_detached chosen_detached",
         "chosen_only: rejected_detached chosen_detached rejected_reference_missing "
-        "reference_doubled",
+        "reference_doubled gains_added",
+        f"gains_added: {common.REFERENCES}",
         "absolute swapped",
         "absolute: absolute_error not_squared one_sided target_squared",
         "tau_scales tau_scales_both: squares_apart",

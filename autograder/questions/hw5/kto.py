@@ -1,5 +1,7 @@
 """hw5/kto: single responses, good or bad, judged against a zero point."""
 
+from dataclasses import replace
+
 import torch
 from torch.nn.functional import softplus
 
@@ -22,9 +24,19 @@ def generate(draw, final):
             "a negative mean of the mismatched pairs", draw, third, 6, torch.float64,
             shift=-1, beta=1.6, lambda_d=0.8, lambda_u=1.7,
         ),
-        _case(NETWORK, draw, first - 2, 5, torch.float64, constants=(1, 3, 4), beta=0.5, **weights),
+        _case(NETWORK, draw, first - 2, 5, torch.bool, constants=(1, 3, 4), beta=0.5, **weights),
+        _far("far from the reference, all good", draw, third, 1, torch.int64),
+        _far("far from the reference, all bad", draw, second, 0, torch.float64),
         _extreme(draw),
     ]  # fmt: skip
+
+
+def _far(name, draw, batch, label, dtype):
+    """Log-ratios and a z₀ that no clamp may touch, and one kind of response only."""
+    case = _case(name, draw, batch, 5, dtype, shift=12, beta=0.2, lambda_d=0.9, lambda_u=1.4)
+    logp, logp_ref, desirable, *others = case.args
+    logp = logp_ref + 8 * (logp - logp_ref)
+    return replace(case, args=(logp - 15, logp_ref - 15, 0 * desirable + label, *others))
 
 
 def _case(name, draw, batch, others, dtype, *, shift=1, constants=(), **knobs):
@@ -35,6 +47,8 @@ def _case(name, draw, batch, others, dtype, *, shift=1, constants=(), **knobs):
     kl_logp_ref = draw.uniform(others, low=-28.0, high=-6.0)
     # Log-ratios of both signs with a mean well away from 0.
     ladder = torch.linspace(-1.8, 1.8, others, dtype=torch.float64)
+    ladder[-1] += 0.7  # so that the mean is not the median
+    ladder = ladder - ladder.mean()
     ladder = ladder + shift * float(draw.uniform(1, low=0.5, high=1.1))
     return Case(
         name=name,
@@ -91,6 +105,10 @@ def buggy(
         z = others.mean()
     elif "baseline_clamped_above" in mistakes:
         z = others.mean().clamp(max=0)
+    elif "baseline_largest" in mistakes:
+        z = others.max().clamp(min=0)
+    elif "baseline_median" in mistakes:
+        z = others.median().clamp(min=0)
     elif "baseline_sum" in mistakes:
         z = others.sum().clamp(min=0)
     else:
@@ -121,6 +139,8 @@ def buggy(
         weight_d = weight_u = 1.0
     elif "lambda_d_for_both" in mistakes:
         weight_u = lambda_d
+    elif "lambda_u_for_both" in mistakes:
+        weight_d = lambda_u
     side = 2 * good - 1
     if "bad_like_good" in mistakes:
         side = side * 0 + 1
@@ -144,7 +164,12 @@ def buggy(
         loss = 2 - y.sigmoid()
     else:
         loss = 1 - y.sigmoid()
-    loss = weight * loss
+    if "lambda_on_sigma" in mistakes:
+        loss = 1 - weight * y.sigmoid()
+    elif "lambda_on_one" in mistakes:
+        loss = weight - y.sigmoid()
+    else:
+        loss = weight * loss
     if "bad_dropped" in mistakes:
         loss = good * loss
     elif "bad_negated" in mistakes:
@@ -201,6 +226,18 @@ MISTAKES = (
     Mistake(
         "baseline_sum",
         "The log-ratios of the mismatched pairs are summed instead of averaged.",
+        "z₀ is a mean over the mismatched pairs.",
+        POINT,
+    ),
+    Mistake(
+        "baseline_largest",
+        "z₀ is made of the largest log-ratio instead of the mean.",
+        "The max of [PREF-7] compares the mean with 0, once.",
+        POINT,
+    ),
+    Mistake(
+        "baseline_median",
+        "z₀ is made of the median log-ratio instead of the mean.",
         "z₀ is a mean over the mismatched pairs.",
         POINT,
     ),
@@ -277,6 +314,24 @@ MISTAKES = (
         "lambda_d_for_both",
         "lambda_d weighs all responses; lambda_u has no effect.",
         "Bad responses have the weight lambda_u.",
+        WHERE,
+    ),
+    Mistake(
+        "lambda_u_for_both",
+        "lambda_u weighs all responses; lambda_d has no effect.",
+        "Good responses have the weight lambda_d.",
+        WHERE,
+    ),
+    Mistake(
+        "lambda_on_sigma",
+        "The weight multiplies σ only: 1 - λσ, where λ(1 - σ) belongs.",
+        "The weight stands in front of the bracket.",
+        WHERE,
+    ),
+    Mistake(
+        "lambda_on_one",
+        "The weight multiplies the 1 only: λ - σ, where λ(1 - σ) belongs.",
+        "The weight stands in front of the bracket.",
         WHERE,
     ),
     Mistake(
@@ -361,7 +416,7 @@ MISTAKES = (
 
 BASELINE = (
     "baseline_not_clamped baseline_clamped_first baseline_absolute baseline_clamped_above "
-    "baseline_sum baseline_reversed baseline_own baseline_k3"
+    "baseline_sum baseline_largest baseline_median baseline_reversed baseline_own baseline_k3"
 )
 QUESTION = Question(
     id="hw5/kto",
@@ -378,7 +433,7 @@ QUESTION = Question(
     excludes=excluding(
         "mean sum column",
         "baseline_not_clamped baseline_clamped_first baseline_absolute baseline_clamped_above "
-        "baseline_sum",
+        "baseline_sum baseline_largest baseline_median",
         "baseline_reversed baseline_own baseline_k3",
         "baseline_not_clamped: baseline_own baseline_reversed baseline_k3 baseline_added",
         "baseline_clamped_above: baseline_own baseline_reversed baseline_k3 baseline_added "
@@ -391,7 +446,10 @@ QUESTION = Question(
         "beta_missing beta_squared beta_divides",
         "beta_missing beta_divides: beta_on_ratio_only",
         "logistic linear value_negated two_for_one exp_overflow quotient",
-        "lambdas_swapped lambdas_missing lambda_d_for_both",
+        "lambdas_swapped lambdas_missing lambda_d_for_both lambda_u_for_both",
+        "lambda_on_sigma lambda_on_one: lambdas_missing lambdas_inside logistic linear "
+        "value_negated two_for_one exp_overflow quotient",
+        "lambda_on_sigma lambda_on_one",
         "lambdas_inside linear",
         "lambdas_inside lambdas_missing",
         "linear: bad_negated bad_like_good",
@@ -399,8 +457,9 @@ QUESTION = Question(
         "point_not_turned: bad_dropped bad_like_good bad_negated baseline_missing baseline_added "
         "beta_on_ratio_only swapped",
         # together they exchange the weights, or are the one or the other
-        "swapped: labels_inverted lambdas_swapped lambdas_missing lambda_d_for_both",
-        "labels_inverted: lambdas_missing lambda_d_for_both",
+        "swapped: labels_inverted lambdas_swapped lambdas_missing lambda_d_for_both "
+        "lambda_u_for_both lambda_on_sigma lambda_on_one",
+        "labels_inverted: lambdas_missing lambda_d_for_both lambda_u_for_both",
         "labels_inverted: bad_like_good lambdas_swapped",
         "reference_missing reference_attached",
         "reference_missing ratio",
