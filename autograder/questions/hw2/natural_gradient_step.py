@@ -40,7 +40,8 @@ def generate(draw, final):
         args = _softmax(draw, *vocab, halving=len(vocab) > 1)
         cases.append(Case(name=name, args=args, knobs={"delta": delta}))
     grad, fisher = _regular(draw, sizes[0])
-    cases.append(Case("a small gradient", (1e-3 * grad, fisher), {"delta": 0.1}))
+    length = (grad @ torch.linalg.solve(fisher, grad)).sqrt()
+    cases.append(Case("a small gradient", (1e-2 / length * grad, fisher), {"delta": 0.1}))
     grad, fisher = _regular(draw, sizes[1])
     cases.append(Case("a small Fisher matrix", (grad, 1e-4 * fisher), {"delta": 0.1}))
     _, fisher = _softmax(draw, 3)
@@ -81,12 +82,18 @@ def buggy(grad, fisher, *, delta, mistakes=frozenset()):
             length = grad @ grad
         elif "euclidean_step" in mistakes:
             length = direction @ direction
+        elif "euclidean_direction" in mistakes:
+            length, direction = grad @ direction, grad
+        elif "euclidean_both" in mistakes:
+            length, direction = grad @ grad, grad
         elif "gradient_in_fisher" in mistakes:
             length = grad @ fisher @ grad
         budget = delta if "two_missing" in mistakes else 2 * delta
         if "delta_squared" in mistakes:
             budget = budget * delta
-        if "zero_not_caught" not in mistakes:
+        if "epsilon_added" in mistakes:
+            length = length + 1e-6
+        elif "zero_not_caught" not in mistakes:
             length = torch.where(length > 0, length, torch.inf)
         squared = budget / length
         scale = squared if "root_missing" in mistakes else squared.sqrt()
@@ -193,6 +200,25 @@ MISTAKES = (
         WHERE,
     ),
     Mistake(
+        "euclidean_direction",
+        "The step points along the plain gradient; the inverse is used for its length only.",
+        "The step is the scale times F⁺g, the same direction whose length is measured.",
+        WHERE,
+    ),
+    Mistake(
+        "euclidean_both",
+        "The step is the plain gradient, scaled to a Euclidean length: the Fisher matrix has no "
+        "effect.",
+        "The direction is the pseudo-inverse of the Fisher matrix times the gradient.",
+        WHERE,
+    ),
+    Mistake(
+        "epsilon_added",
+        "A small number is added to the squared length: a small gradient gets too short a step.",
+        "Catch a squared length of 0 as a case of its own; add nothing.",
+        WHERE,
+    ),
+    Mistake(
         "gradient_in_fisher",
         "The length is that of the gradient in the Fisher matrix, not that of the step.",
         "The squared length is gᵀF⁺g, with the inverse.",
@@ -252,6 +278,12 @@ QUESTION = Question(
         "diagonal entries_inverted damped",
         "no_scale: two_missing root_missing scale_inverted beta_for_step euclidean_gradient "
         "euclidean_step gradient_in_fisher delta_squared delta_once_more zero_not_caught",
+        "euclidean_direction euclidean_both: fisher_not_inverted plain_gradient root_of_inverse "
+        "inverted_twice entries_inverted no_scale unit_length euclidean_gradient euclidean_step "
+        "gradient_in_fisher zero_not_caught epsilon_added diagonal damped",
+        "euclidean_direction euclidean_both",
+        "epsilon_added: no_scale unit_length zero_not_caught root_missing scale_inverted "
+        "beta_for_step",
         "unit_length: no_scale two_missing root_missing scale_inverted beta_for_step "
         "euclidean_gradient euclidean_step gradient_in_fisher delta_squared delta_once_more",
         "euclidean_gradient euclidean_step gradient_in_fisher",

@@ -32,6 +32,7 @@ def generate(draw, final):
     logp = draw.uniform(2, 3, low=-14.0, high=-13.0)
     gap = log_ratios(draw, 2, 3)
     gap[0, 1], gap[1, 2] = 11 + draw.uniform(1).item(), -11 - draw.uniform(1).item()
+    gap[1, 0] = 12 + draw.uniform(1).item()
     cases.append(
         Case(
             name="ratios far from one",
@@ -72,6 +73,8 @@ def buggy(logp, logp_old, *, mistakes=frozenset()):
         gap, new, old = (x.sum(1) for x in (gap, new, old))
     elif "response_mean" in mistakes:
         gap, new, old = (x.mean(1) for x in (gap, new, old))
+    if "log_ratio_clamped" in mistakes:
+        gap = gap.clamp(-10, 10)
     if "no_exp" in mistakes:
         out = gap
     elif "quotient_of_logs" in mistakes:
@@ -183,6 +186,12 @@ MISTAKES = (
     ),
     Mistake("minus_one", "One is subtracted from the ratio.", "Return the ratio itself.", WHERE),
     Mistake(
+        "log_ratio_clamped",
+        "The log-ratio is clamped to ±10 before exp.",
+        "Return every ratio as it is; nothing is clamped here.",
+        "03, [RC-6]",
+    ),
+    Mistake(
         "clipped",
         "The ratio is clipped here already.",
         "Clipping belongs to the surrogate; return every ratio as it is.",
@@ -216,6 +225,9 @@ QUESTION = Question(
         "old_not_detached clipped no_exp first_order quotient_of_logs quotient_of_probabilities "
         "difference_of_probabilities",
         "first_order minus_one",  # together they are no_exp
+        "log_ratio_clamped: clipped quotient_of_logs quotient_of_probabilities old_recomputed "
+        "difference_of_probabilities response_sum sequence_sum cumulative response_mean "
+        "sequence_mean old_ignored",
         "no_exp: ratio_inverted minus_one clipped",  # inverted: the same as negative
         "difference_of_probabilities: ratio_inverted clipped",
         "quotient_of_probabilities: clipped detached",
