@@ -178,7 +178,7 @@ def _bars(release, graded) -> tuple[str, str]:
     """A bar of five parts per question, and the share of its points that was earned."""
     longest = max(len(question.function) for question in release.questions)
     left, right, height, top = max(200, 24 + 9 * longest), 790, 34, 66
-    parts, words, place = [_patterns()], [], left
+    parts, words, place = [_patterns()], [], 200
     for status in FILLS:
         _, meaning = BADGES[status]
         parts += [_box(place, 12, 22, 16, status), _words(place + 30, 25, meaning, "start")]
@@ -286,7 +286,8 @@ def _attention(release, results) -> str:
             rows.append((result.student, total, "; ".join(reasons)))
     if not rows:
         return (
-            '<section class="card">Everyone handed in, in time, and answered everything.</section>'
+            '<section class="card">Everyone handed in, in time, and answered all that has points.'
+            "</section>"
         )
     rows = sorted(rows, key=lambda row: (float(row[1]) if row[1] != "–" else -1.0, row[0]))
     body = "".join(

@@ -146,6 +146,26 @@ def test_it_says_when_answers_were_not_isolated(group):
     assert NOT_ISOLATED not in text_of(page(RELEASE, group))
 
 
+def test_long_labels_fit_and_reflections_without_points_alarm_nobody():
+    release = checked_release("hw4_silent_bugs")
+    points = {q.grade_id: float(q.points) for q in release.questions}
+    marks = tuple(
+        Mark(q.id, q.grade_id, q.points, q.points, "right", "", {}) for q in release.questions
+    )
+    results = [
+        Result(name, marks, file="x", unanswered=frozenset([empty]),
+               score=Score(17.0, 20.0, points, frozenset(), {}))
+        for name, empty in (("ann", "q1_reflection"), ("bob", "experiment_report"))
+    ]  # fmt: skip
+    text = page(release, results)
+    assert "left empty: experiment_report" in text
+    assert "q1_reflection" not in text
+    assert "ann" not in text_of(text).split("Who needs attention")[1]
+    for words in pictures(text)[1].iter("{http://www.w3.org/2000/svg}text"):
+        if words.get("text-anchor") == "end":
+            assert float(words.get("x")) > 8.5 * len(words.text)
+
+
 def test_what_learners_write_is_text(group):
     evil = '<script>alert(1)</script>"><img src=x>`</code><b>`'
     question = RELEASE.questions[0]
