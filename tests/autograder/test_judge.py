@@ -745,7 +745,7 @@ def test_what_is_said_of_some_inputs_is_not_said_of_all():
     from policy_gradients.advantages import optimal_baseline
 
     cause = judge("hw1/optimal_baseline", lambda r, s: optimal_baseline(r, s).clamp(max=1.0)).cause
-    assert "goes wrong on 4 of 6 inputs" in cause
+    assert re.search(r"goes wrong on \d of \d inputs", cause)
 
 
 def test_check_returns_the_verdict_and_prints_it_outside_a_notebook(capsys):
