@@ -80,6 +80,8 @@ def checked_release(homework: str, root: Path = ROOT) -> Release:
 
 
 MOST_DROPPED = 4  # cells that take too long and are left out; with more, nothing is run
+MOST_WALL = 4  # times the wall limit of one question: what all questions of a notebook may take
+WAITING = "Does a cell wait, ask for input or compute for long? Every question runs all cells anew."
 FRESH = "Restart the kernel and run all cells from the top: does the function still work?"
 
 
@@ -121,6 +123,7 @@ class Examiner:
         submission = normalise(self.release, data)
         notes = list(found.notes)
         dropped: dict[str, str] = {}
+        self.wall_seconds = 0.0
         marks = [self._mark(q, submission, dropped) for q in self.release.questions]
         notes += submission.notes
         notes += [
@@ -153,9 +156,13 @@ class Examiner:
                 problem = dropped[answer.key]
                 hint = SLOW if "longer" in problem else FRESH
                 return stopped(f"The cell for {question.function} {problem}.", hint)
+            most = MOST_WALL * self.sandbox.limits.wall_seconds
+            if self.wall_seconds > most:
+                return stopped(f"Not run: this notebook had taken {most} seconds by then.", WAITING)
             cells = [Cell(s.key, s.source) for s in submission.steps if s.key not in dropped]
             run = self.sandbox.run(cells, answer.key, answer.function, self.encoded[question.id])
             if run.slow_cell not in {cell.key for cell in cells}:
+            self.wall_seconds += time.monotonic() - start
                 break
             dropped[run.slow_cell] = run.problem  # and try again without it
         if run.outcomes is None:
