@@ -161,7 +161,7 @@ def test_long_labels_fit_and_reflections_without_points_alarm_nobody():
     assert "left empty: experiment_report" in text
     assert "q1_reflection" not in text
     assert "ann" not in text_of(text).split("Who needs attention")[1]
-    for words in pictures(text)[1].iter("{http://www.w3.org/2000/svg}text"):
+    for words in pictures(text)[1].iter("text"):
         if words.get("text-anchor") == "end":
             assert float(words.get("x")) > 8.5 * len(words.text)
 

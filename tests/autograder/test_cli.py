@@ -265,6 +265,7 @@ def test_doctor_is_content_and_changes_nothing(no_key, capsys, monkeypatch, tmp_
 
 
 def test_doctor_says_whether_answers_are_isolated(no_key, monkeypatch):
+    monkeypatch.setattr(doctor, "nbgrader_source", lambda: "solutions")  # takes seconds
     monkeypatch.setattr(doctor, "isolation", lambda: "no namespaces")
     states = dict(map(reversed, doctor.general(ROOT)))
     assert states["no namespaces. " + doctor.NOT_ISOLATED] == doctor.WARNING
