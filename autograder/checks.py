@@ -23,7 +23,7 @@ LABELS = {
     "finite": "no NaN, no infinity",
     "value": "values",
     "gradient": "gradient",
-    "padding": "padding not felt",
+    "padding": "values on padding",
     "inputs": "inputs left as they were",
     "stability": "float32 and extreme inputs",
 }

@@ -362,7 +362,8 @@ def speciality(bad: list[Case], good: list[Case], names, *, dtypes=True) -> str:
     found = []
     for words, of in _features(bad, names, dtypes) if good else ():
         values = {of(case) for case in bad}
-        if len(values) == 1 and not values & {of(case) for case in good}:
+        other = {of(case) for case in good}
+        if len(values) == 1 and not values & other and None not in other:
             value = next(iter(values))
             if text := words.get(value, "") if isinstance(words, dict) else words.format(value):
                 found.append(text)
@@ -373,6 +374,8 @@ def _features(bad, names, dtypes):
     """(words for a value, the value of a case) of all that may set cases apart."""
     for i, name in enumerate(names):
         yield f"{name} has {{}} axes", lambda c, i=i: c.args[i].dim()
+        wide = {True: f"{name} has more than one column", False: f"{name} has one column"}
+        yield wide, lambda c, i=i: c.args[i].shape[-1] > 1 if c.args[i].dim() == 2 else None
         if dtypes:
             yield f"{name} has dtype {{}}", lambda c, i=i: c.args[i].dtype
         if name == "mask":

@@ -814,6 +814,7 @@ def test_inputs_that_go_wrong_are_told_with_what_they_have():
     )
     assert "others" not in verdict.cause
     assert "goes wrong on" in verdict.cause
+    assert "advantages has more than one column" in verdict.details["hint"]
 
 
 def test_what_sets_cases_apart_is_found():
