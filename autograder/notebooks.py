@@ -12,12 +12,17 @@ import textwrap
 import zipfile
 import zlib
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from autograder.imports import forbidden_imports
 
 MAX_BYTES = 200 * 2**20
+MAX_CELL = (
+    100_000  # characters of source; nobody writes as many, and reading them as Python is dear
+)
+MAX_SOURCE = 500_000  # the same of all cells together
+MAX_CELLS = 20_000
 IMPORT = ast.Import | ast.ImportFrom
 SCOPE = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda | ast.comprehension
 CONSTANTS = (
@@ -49,8 +54,8 @@ class Cell:
 
     @cached_property
     def python(self) -> str:
-        """The source without what only IPython understands."""
-        return without_magics(self.source)
+        """The source without what only IPython understands; "" for one that is too long."""
+        return without_magics(self.source) if len(self.source) <= MAX_CELL else ""
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -130,12 +135,13 @@ def _offered(statement: ast.stmt) -> bool:
     return isinstance(statement, IMPORT | ast.FunctionDef | ast.ClassDef)
 
 
-def statements(source: str) -> list[ast.stmt]:
+@lru_cache(maxsize=2)  # a cell is asked for several things in a row
+def statements(source: str) -> tuple[ast.stmt, ...]:
     """Top-level statements; none when the source does not parse."""
     try:
-        return ast.parse(source).body
+        return tuple(ast.parse(source).body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
+        return ()
 
 
 def bound(source: str, *, functions: bool = False) -> frozenset[str]:
@@ -279,14 +285,30 @@ def read_submission(data: bytes) -> Reading:
         if (cells := _script(text)) is None:
             raise UnreadableError(_why_no_notebook(text, error)) from None
         notes += ("The file is a script, not a notebook; its functions were graded.",)
-        return Reading(cells, notes)
+        return _bounded(cells, notes)
     if "\ufffd" in text and "\ufffd".encode() not in data:
         notes += ("The file is not saved as UTF-8; some letters may be lost.",)
     if isinstance(notebook, dict) and isinstance(notebook.get("worksheets"), list):
         notebook = _upgraded(notebook)
     if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
         raise UnreadableError("The file is JSON but not a notebook: it has no list of cells.")
-    return Reading([_cell(raw) for raw in notebook["cells"] if isinstance(raw, dict)], notes)
+    if len(notebook["cells"]) > MAX_CELLS:
+        raise UnreadableError(f"The notebook has more than {MAX_CELLS:,} cells.")
+    return _bounded([_cell(raw) for raw in notebook["cells"] if isinstance(raw, dict)], notes)
+
+
+def _bounded(cells: list[Cell], notes: tuple[str, ...]) -> Reading:
+    """The cells, with a note on each that is too long to be read. Raises UnreadableError."""
+    if sum(len(c.source) for c in cells if len(c.source) <= MAX_CELL) > MAX_SOURCE:
+        raise UnreadableError(
+            f"The cells of the notebook hold more than {MAX_SOURCE:,} characters, outputs not "
+            "counted; take out what is no answer, such as pasted data or pictures."
+        )
+    long = [i + 1 for i, c in enumerate(cells) if c.kind == "code" and len(c.source) > MAX_CELL]
+    if long:
+        places = ", ".join(map(str, long[:9])) + ", …" * (len(long) > 9)
+        notes += (f"Code cells of more than {MAX_CELL:,} characters were left out: {places}.",)
+    return Reading(cells, notes)
 
 
 def _unpacked(data: bytes) -> tuple[bytes, tuple[str, ...]]:

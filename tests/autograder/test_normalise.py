@@ -753,3 +753,22 @@ def test_an_untouched_homework_is_untouched(homework):
     assert all(answer.untouched for answer in submission.answers.values())
     assert submission.notes == ()
     assert submission.written == frozenset()
+
+
+def test_source_that_nobody_writes_is_not_read_as_python():
+    import autograder.notebooks as reading
+
+    notebook = copy.deepcopy(RELEASE.notebook)
+    long = "a=1\n" * (reading.MAX_CELL // 4 + 1)
+    notebook["cells"].insert(1, {"cell_type": "code", "source": long})
+    submission = normalise(RELEASE, json.dumps(notebook).encode())
+    assert f"Code cells of more than {reading.MAX_CELL:,} characters were left out: 2." in (
+        submission.notes
+    )
+    assert not any(len(step.source) > reading.MAX_CELL for step in submission.steps)
+    for cells in (reading.MAX_SOURCE // reading.MAX_CELL + 1, reading.MAX_CELLS + 1):
+        each = "a" * reading.MAX_CELL if cells < 9 else ""
+        many = {"cells": [{"cell_type": "code", "source": each}] * cells}
+        submission = normalise(RELEASE, json.dumps(many).encode())
+        assert not submission.steps
+        assert "more than" in submission.notes[0]
