@@ -88,7 +88,11 @@ def summary(
         f"graded    {fresh} in {cpu_seconds:.1f} CPU seconds{each}"
         + (f"; {kept} unchanged (--again grades them too)" if kept else ""),
         *_late(results),
-        *([f"by hand   {waiting} answers wait in formgrader"] if waiting else []),
+        *(
+            [f"by hand   {waiting} answer{'s'[: waiting != 1]} to grade in formgrader"]
+            if waiting
+            else []
+        ),
         *([f"skipped   no notebook, not looked at: {', '.join(ignored)}"] if ignored else []),
         *([] if isolated else [NOT_ISOLATED]),
     ]
