@@ -33,7 +33,8 @@ def buggy(logp, logp_old, advantages, *, tau_pos=1.0, tau_neg=1.05, mistakes=fro
     elif "tau_by_row_mean" in mistakes:
         raw = raw.mean(1, keepdim=True)
     side = rho.detach() > 1 if "tau_by_ratio" in mistakes else raw.detach() > 0
-    tau = torch.where(side, tau_pos, tau_neg).to(rho.dtype)
+    pos, neg = (torch.tensor(tau, dtype=rho.dtype) for tau in (tau_pos, tau_neg))
+    tau = torch.where(side, pos, neg)
     inner = rho if "not_centred" in mistakes else rho - 1
     if "log_ratio" in mistakes:
         inner = rho.log()
