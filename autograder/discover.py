@@ -16,7 +16,7 @@ class Found:
     """One learner's file, or the lack of one, and what was unusual about finding it.
 
     handed_in : when, UTC without a zone, as nbgrader keeps it; None without a file.
-    stamped : that time comes from nbgrader's timestamp.txt, not from the file itself.
+    stamped : that time comes from a timestamp.txt where nbgrader puts it, not from the file itself.
     """
 
     student: str
@@ -55,7 +55,7 @@ def discover(folder: Path, homework: str) -> list[Found]:
         else:
             note = f"There was also a file {printable(entry.name)}; it was not graded."
             found[one.student] = replace(first, notes=(*first.notes, note))
-    return [_with_time(found[student], homework) for student in sorted(found)]
+    return [_with_time(found[student], homework, folder) for student in sorted(found)]
 
 
 def not_looked_at(folder: Path) -> list[str]:
@@ -99,7 +99,7 @@ def other_homework(path: Path, homework: str) -> str:
     return max((name for name, has in answers.items() if 2 * sum(has) > len(has)), default="")
 
 
-def _with_time(found: Found, homework: str) -> Found:
+def _with_time(found: Found, homework: str, folder: Path) -> Found:
     if found.path is None:
         return found
     if other := other_homework(found.path, homework):
@@ -108,28 +108,42 @@ def _with_time(found: Found, homework: str) -> Found:
             f"so nothing of {homework} was handed in."
         )
         return Found(found.student, None, (*found.notes, note))
-    when, stamped = handed_in(found.path)
+    when, stamped = handed_in(found.path, homework, folder)
     notes = found.notes
     if not stamped and (found.path.parent / "timestamp.txt").exists():
-        notes += ("The file timestamp.txt holds no time; the notebook's own time counts.",)
+        notes += (
+            "The file timestamp.txt holds no time, or is not where nbgrader puts it; "
+            "the notebook's own time counts.",
+        )
     return replace(found, notes=notes, handed_in=when, stamped=stamped)
 
 
-def handed_in(path: Path) -> tuple[datetime, bool]:
-    """When a notebook was handed in, and whether nbgrader's timestamp.txt beside it says so.
+def handed_in(path: Path, homework: str, folder: Path) -> tuple[datetime, bool]:
+    """When a notebook was handed in, and whether nbgrader's timestamp.txt says so.
 
-    Without one it is the time at which the file was last changed. UTC without a zone.
+    That is folder/<student>/HW/timestamp.txt, beside the notebook, and nowhere else. Without one it
+    is the time at which the file was last changed. UTC without a zone.
     """
     from nbgrader.utils import parse_utc
 
     stamp = path.parent / "timestamp.txt"
     try:
-        if stamp.is_file() and not stamp.is_symlink():
+        if (
+            path.parent == _nbgraders(path, homework, folder)
+            and stamp.is_file()
+            and not stamp.is_symlink()
+        ):
             with stamp.open(encoding="utf-8") as file:
                 return parse_utc(file.read(100).strip()), True
     except (OSError, ValueError, OverflowError):
         pass  # then the file's own time
     return datetime.fromtimestamp(path.stat().st_mtime, UTC).replace(tzinfo=None), False
+
+
+def _nbgraders(path: Path, homework: str, folder: Path) -> Path | None:
+    """folder/<student>/HW, for a file somewhere below folder/<student>."""
+    parts = path.relative_to(folder).parts
+    return folder / parts[0] / homework if len(parts) > 1 else None
 
 
 def _loose(path: Path, homework: str) -> Found:
@@ -174,7 +188,7 @@ def _in_folder(folder: Path, homework: str) -> Found:
         key=lambda p: (
             -order.index(p.parent) if p.parent in order else -len(order),
             copy_number(p.stem, homework),
-            handed_in(p)[0],
+            handed_in(p, homework, folder.parent)[0],
         ),
     )
     name = printable(first.name)

@@ -809,14 +809,19 @@ def test_a_timestamp_that_says_nothing_is_replaced_by_the_files_own(tmp_path, st
 
 
 def test_of_two_attempts_in_folders_the_later_is_graded(tmp_path):
+    from datetime import datetime
+
     for number, day in (("a", "03"), ("b", "04"), ("c", "02")):
         place = tmp_path / "ada" / number
         place.mkdir(parents=True)
         (place / "hw1.ipynb").write_text("{}")
-        (place / "timestamp.txt").write_text(f"2026-12-{day} 12:00:00 UTC")
+        when = datetime.fromisoformat(f"2026-12-{day}T12:00:00+00:00").timestamp()
+        os.utime(place / "hw1.ipynb", (when, when))
+        (place / "timestamp.txt").write_text("2031-01-01 12:00:00 UTC")  # not nbgrader's place
     (found,) = discover(tmp_path, HOMEWORK)
     assert found.path.parent.name == "b"
     assert "3 notebooks" in " ".join(found.notes)
+    assert (found.handed_in, found.stamped) == (datetime(2026, 12, 4, 12), False)
 
 
 def test_points_of_a_bonus_question_come_on_top(graded, tmp_path, monkeypatch, examined):
