@@ -10,6 +10,7 @@ import re
 from datetime import timedelta
 
 from autograder.checks import LABELS
+from autograder.discover import printable
 from autograder.judge import percent
 from autograder.questions import find
 from autograder.questions.base import LECTURES, STATEMENT
@@ -234,4 +235,4 @@ def _text(text) -> str:
 
 
 def _h(text) -> str:
-    return html.escape(str(text), quote=True)
+    return html.escape(printable(text), quote=True)

@@ -9,6 +9,7 @@ import re
 
 import pytest
 
+from autograder.feedback import _h
 from autograder.grade import checked_release, told
 from autograder.grade import grade as grade_class
 from autograder.sandbox import Limits, isolation
@@ -92,3 +93,9 @@ def test_a_notebook_that_waits_costs_the_others_a_bounded_time(tmp_path):
     assert len(late) >= 2
     assert all(m.status == "not run" and m.points == 0 for m in late)
     assert "Does a cell wait" in page(tmp_path / "output", "a")
+
+
+def test_what_stands_on_a_page_can_be_printed():
+    shown = _h("a\x1b[31m\x00\x9b\u202e\ud800<b>")
+    assert shown.isprintable()
+    assert shown.endswith("&lt;b&gt;")
