@@ -160,9 +160,10 @@ class Examiner:
             if self.wall_seconds > most:
                 return stopped(f"Not run: this notebook had taken {most} seconds by then.", WAITING)
             cells = [Cell(s.key, s.source) for s in submission.steps if s.key not in dropped]
+            start = time.monotonic()
             run = self.sandbox.run(cells, answer.key, answer.function, self.encoded[question.id])
-            if run.slow_cell not in {cell.key for cell in cells}:
             self.wall_seconds += time.monotonic() - start
+            if run.slow_cell not in {cell.key for cell in cells}:
                 break
             dropped[run.slow_cell] = run.problem  # and try again without it
         if run.outcomes is None:
