@@ -48,6 +48,7 @@ ABOUT = {  # page → its name in the navigation
     "README.md": "About the project",
     "llm_trainer/README.md": "llm_trainer",
     "autograder/README.md": "autograder",
+    "autograder/SEMESTER.md": "a semester",
     "CONTRIBUTING.md": "Contributing",
     "CHANGELOG.md": "Changelog",
 }
