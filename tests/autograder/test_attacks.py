@@ -1071,7 +1071,7 @@ def f(x):
 """
     run = sandbox.run([Cell("answer", source)], "answer", "f", CASES)
     assert run.outcomes is None
-    assert "fields" in run.problem  # the replaced collector did run, and its reply was read
+    assert "fields" in run.said  # the replaced collector did run, and its reply was read
 
 
 @dataclass(frozen=True)

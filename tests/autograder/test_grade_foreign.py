@@ -79,7 +79,7 @@ def test_no_word_of_a_learner_comes_from_hidden_inputs_to_a_page(tmp_path):
 
 def test_a_notebook_that_waits_costs_the_others_a_bounded_time(tmp_path):
     source = "def batch_centered(rewards):\n    return rewards - rewards.mean()\n"
-    before = ["import time\ntime.sleep(1)"]
+    before = ["import time\ntime.sleep(1.4)"]  # within the limit, so it is never left out
     submission_with(tmp_path / "class", "a", "batch_centered", source, before)
     path = tmp_path / "class" / "a" / f"{HOMEWORK}.ipynb"
     notebook = json.loads(path.read_text())
@@ -87,9 +87,9 @@ def test_a_notebook_that_waits_costs_the_others_a_bounded_time(tmp_path):
         cell = notebook["cells"][question.answer + 1]
         cell["source"] = f"{question.function} = lambda *a, **k: {index}"
     path.write_text(json.dumps(notebook))
-    limits = Limits(cpu_seconds=1, wall_seconds=1)
+    limits = Limits(cpu_seconds=1, wall_seconds=2)
     (result,) = grade(tmp_path / "class", tmp_path / "output", limits=limits)
-    late = [m for m in result.marks if "had taken 4 seconds" in m.cause]
+    late = [m for m in result.marks if "had taken 8 seconds" in m.cause]
     assert len(late) >= 2
     assert all(m.status == "not run" and m.points == 0 for m in late)
     assert "Does a cell wait" in page(tmp_path / "output", "a")
