@@ -9,6 +9,7 @@ here raises: every oddity ends in a note in plain words.
 import ast
 import copy
 import symtable
+import threading
 from dataclasses import dataclass, replace
 
 from autograder.checks import IMPORT_HINT, import_refusal
@@ -75,8 +76,18 @@ class Submission:
     notebook: dict
 
 
+# Python 3.11 counts the depth of the tree that it is building once for all threads: a second thread
+# that parses meanwhile makes it fail with SystemError, "recursion depth mismatch".
+_PARSING = threading.Lock()
+
+
 def normalise(release: Release, data: bytes | None) -> Submission:
     """Fit the bytes of a submission to `release`; None stands for no file at all."""
+    with _PARSING:
+        return _normalised(release, data)
+
+
+def _normalised(release: Release, data: bytes | None) -> Submission:
     if data is None:
         return _nothing(release, f"No notebook {release.name}.ipynb was handed in.")
     try:

@@ -1,11 +1,14 @@
 """Whatever a learner hands in fits the release, with a note in plain words."""
 
 import copy
+import gc
 import gzip
 import io
 import json
 import random
 import re
+import sys
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -772,3 +775,32 @@ def test_source_that_nobody_writes_is_not_read_as_python():
         submission = normalise(RELEASE, json.dumps(many).encode())
         assert not submission.steps
         assert "more than" in submission.notes[0]
+
+
+def test_two_threads_may_read_notebooks_at_once():
+    """Python 3.11's parser keeps one depth for all threads, and a collection lets them change."""
+    data, errors = json.dumps(RELEASE.notebook).encode(), []
+    before = gc.get_threshold(), sys.getswitchinterval()
+    gc.callbacks.append(idle := lambda *_: sum(range(50)))
+    gc.set_threshold(50)
+    sys.setswitchinterval(1e-6)
+
+    def read():
+        end = time.monotonic() + 3
+        while time.monotonic() < end and not errors:
+            try:
+                normalise(RELEASE, data)
+            except SystemError as error:
+                errors.append(str(error))
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.callbacks.remove(idle)
+        gc.set_threshold(*before[0])
+        sys.setswitchinterval(before[1])
+    assert errors == []
