@@ -4,7 +4,6 @@ import math
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 import torch.nn.functional as F
@@ -618,16 +617,6 @@ def close(actual, expected, atol=1e-3):
     torch.testing.assert_close(actual, torch.tensor(expected), atol=atol, rtol=0)
 
 
-@pytest.fixture(scope="module")
-def solution():
-    """The functions of the solution notebook, by name."""
-    namespace = {"torch": torch}
-    for cell in nbformat.read(SOURCE, 4).cells:
-        if cell.id.endswith("-answer"):
-            exec(cell.source, namespace)
-    return namespace
-
-
 def test_the_hand_examples_of_the_statements_are_right(solution):
     logits = torch.log(torch.tensor([[[1.0, 2, 1], [3, 1, 1]]]))
     tokens = torch.tensor([[1, 0]])
@@ -712,11 +701,6 @@ def test_eps_of_1e_8_fails_on_equal_rewards_in_float32():
 
 
 # --- the notebook ----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def notebook():
-    return nbformat.read(SOURCE, 4)
 
 
 def source_of(notebook, cell_id):

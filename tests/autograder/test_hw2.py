@@ -5,7 +5,6 @@ import math
 import re
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 import torch.nn.functional as F
@@ -947,16 +946,6 @@ def close(actual, expected, atol=1e-3):
     torch.testing.assert_close(actual, torch.tensor(expected), atol=atol, rtol=0)
 
 
-@pytest.fixture(scope="module")
-def solution():
-    """The functions of the solution notebook, by name."""
-    namespace = {"torch": torch}
-    for cell in nbformat.read(SOURCE, 4).cells:
-        if cell.id.endswith("-answer"):
-            exec(cell.source, namespace)
-    return namespace
-
-
 def test_the_hand_examples_on_ratio_clip_and_kl(solution):
     now = torch.tensor([[0.5, 0.2, 0.9], [0.3, 0.1, 0.4]]).log()
     old = torch.tensor([[0.4, 0.25, 0.9], [0.2, 0.2, 0.5]]).log()
@@ -1084,11 +1073,6 @@ def test_known_numbers_of_right_and_wrong(solution):
 
 
 # --- the notebook ----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def notebook():
-    return nbformat.read(SOURCE, 4)
 
 
 def source_of(notebook, cell_id):

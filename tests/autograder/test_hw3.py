@@ -5,7 +5,6 @@ import re
 from itertools import product
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 import torch.nn.functional as F
@@ -932,21 +931,6 @@ def test_a_known_batch_separates_clips_and_averages():
 def close(actual, expected, atol=6e-4):
     want = torch.tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(torch.as_tensor(actual).double(), want, atol=atol, rtol=0)
-
-
-@pytest.fixture(scope="module")
-def notebook():
-    return nbformat.read(SOURCE, 4)
-
-
-@pytest.fixture(scope="module")
-def solution(notebook):
-    """The functions of the solution notebook, by name."""
-    namespace = {"torch": torch}
-    for cell in notebook.cells:
-        if cell.id.endswith("-answer"):
-            exec(cell.source, namespace)
-    return namespace
 
 
 def source_of(notebook, cell_id):

@@ -5,7 +5,6 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
-import nbformat
 import pytest
 import torch
 import torch.nn.functional as F
@@ -659,20 +658,6 @@ def test_a_message_speaks_of_this_homework():
 
 def cell(notebook, cell_id):
     return next(c.source for c in notebook.cells if c.id == cell_id)
-
-
-@pytest.fixture(scope="module")
-def notebook():
-    return nbformat.read(SOURCE, 4)
-
-
-@pytest.fixture(scope="module")
-def solution(notebook):
-    namespace = {"torch": torch}
-    for c in notebook.cells:
-        if c.id.endswith("-answer"):
-            exec(c.source, namespace)
-    return namespace
 
 
 def close(tensor, numbers, atol=5.1e-4):
