@@ -73,7 +73,7 @@ def test_every_byte_has_a_name_of_its_own():
 
 def test_without_the_package_the_error_names_the_command(monkeypatch):
     monkeypatch.setattr(qwen_vocabulary, "PACKAGE", "no_such_package")
-    with pytest.raises(ConfigError, match="pip install --no-deps dashscope==2.0.2"):
+    with pytest.raises(ConfigError, match=r"pip install --no-deps dashscope==2\.0\.2"):
         vocabulary_file()
 
 
@@ -105,9 +105,9 @@ PUBLISHED = {  # text → ids, with where they stand
     'print("<|endoftext|>")': [1350, 445, 151643, 899],
     " 根": [51461, 117],
     # huggingface/transformers, tests/models/qwen2/test_tokenization_qwen2.py
-    " general-purpose architectures (BERT, GPT-2, RoBERTa, XLM, DistilBert, XLNet...) for Natural": [
+    " general-purpose architectures (BERT, GPT-2, RoBERTa, XLM, DistilBert, XLNet...) for": [
         *(4586, 58238, 77235, 320, 61437, 11, 479, 2828, 12, 17, 11, 11830, 61437, 64, 11, 1599),
-        *(10994, 11, 27604, 321, 33, 529, 11, 29881, 6954, 32574, 369, 18448),
+        *(10994, 11, 27604, 321, 33, 529, 11, 29881, 6954, 32574, 369),
     ],
     '```python\ntokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen-tokenizer")\n': [
         *(73594, 12669, 198, 85593, 284, 8979, 37434, 6387, 10442, 35722, 445, 48, 16948, 45274),
