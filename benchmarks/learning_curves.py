@@ -21,25 +21,19 @@ import argparse
 import json
 import math
 import os
-import platform
-import shlex
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lectures.experiments import changed, commit, in_parallel, same_place, write
 from llm_trainer import tiny
 from llm_trainer.config import CONFIGS, Config, RunError, first_line, load, with_values
 from llm_trainer.evaluate import evaluate
@@ -49,8 +43,8 @@ from llm_trainer.task import load_task
 from llm_trainer.train import starting_model, train
 from policy_gradients.algorithms import ALGORITHMS
 
-ROOT = Path(__file__).parents[1]
 LOGS = Path(__file__).parent / "logs" / "learning"
+SCRIPT = "benchmarks/learning_curves.py"
 EXTRA, WARMSTART = "no_baseline", "warmstart"
 ROWS = [*ALGORITHMS, EXTRA]
 SEEDS = range(5)
@@ -100,18 +94,17 @@ def settings(row: str, seed: int, changes: list[str]) -> Config:
     return load(path, [f"algorithm={row}", f"seed={seed}", "device=cpu", *changes])
 
 
-def changed(config: Config) -> dict[str, Any]:
-    """The fields that are not at their default, but for where the run is kept."""
-    default = Config().model_dump()
-    values = config.model_dump(exclude={"output_dir"})
-    return {name: value for name, value in values.items() if value != default[name]}
+def begin(row: str, seed: int) -> dict[str, Any]:
+    """What a log's first line says before the run."""
+    load_average = round(os.getloadavg()[0], 1)
+    return {"row": row, "seed": seed, "commit": commit(SCRIPT), "load": load_average}
 
 
 def learn(row: str, seed: int, changes: list[str], path: Path) -> str:
     """Train once, keep the log at `path`; what happened, in one line."""
     with extra_row(), tempfile.TemporaryDirectory() as place:
         config = with_values(settings(row, seed, changes), output_dir=f"{place}/run")
-        head = {"row": row, "seed": seed, "commit": commit(), "load": round(os.getloadavg()[0], 1)}
+        head = begin(row, seed)
         try:
             train(config, quiet=True)
         except RunError as error:
@@ -141,7 +134,7 @@ def warm(row: str, seed: int, changes: list[str], path: Path) -> str:
         task, policy = load_task(config.task), load_policy(config, folder)
     words = task.held_out[: config.eval_words]
     exact = evaluate(policy, task, words, max_new_tokens=config.max_new_tokens).exact
-    head = {"row": row, "seed": seed, "commit": commit(), "load": round(os.getloadavg()[0], 1)}
+    head = begin(row, seed)
     line = {
         "updates": report["updates"],
         "time/cpu_seconds": round(seconds, 1),
@@ -151,73 +144,21 @@ def warm(row: str, seed: int, changes: list[str], path: Path) -> str:
     return f"warm start, seed {seed}: {exact:.1%} held-out exact"
 
 
-def write(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Whole or not at all: a log that is there is a run that is finished."""
-    beside = path.with_suffix(".tmp")
-    beside.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    os.replace(beside, path)
-
-
-def commit() -> str:
-    """Of the code that runs; + if its files differ from it."""
-    git = ["git", "-C", str(ROOT)]
-    found = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True)
-    rooms = ["llm_trainer", "policy_gradients", "benchmarks/learning_curves.py"]
-    same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *rooms]).returncode == 0
-    return found.stdout.decode().strip() + "+" * (not same)
-
-
 # ------------------------------------------------------------------ all runs
-
-
-def about() -> dict[str, Any]:
-    """Versions and machine, which all logs in one folder share."""
-    try:
-        cpus = Path("/proc/cpuinfo").read_text()
-        name = cpus.partition("model name")[2].partition("\n")[0].strip("\t :")
-    except OSError:
-        name = platform.processor()
-    packages = ("torch", "transformers", "reasoning-gym")
-    versions = {"python": platform.python_version(), **{p: version(p) for p in packages}}
-    return {"versions": versions, "machine": f"{os.cpu_count()} CPUs, {name or platform.machine()}"}
-
-
-def same_place(out: Path) -> None:
-    """Write about.json, or compare with the one that is there: seconds of two machines do not mix.
-
-    Raises SystemExit.
-    """
-    now, path = about(), out / "about.json"
-    out.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        different = {k: (before.get(k), v) for k, v in now.items() if before.get(k) != v}
-        if different:
-            raise SystemExit(f"{out} was made elsewhere: {different}. Choose another --out")
-        return
-    command = shlex.join(["python", "-m", "benchmarks.learning_curves", *sys.argv[1:]])
-    path.write_text(json.dumps({"command": command, **now}, indent=1) + "\n", encoding="utf-8")
 
 
 def run_all(rows: list[str], seeds: list[int], changes: list[str], out: Path, jobs: int) -> int:
     """Train what has no log yet; 1 if a run failed for a reason that is no result."""
-    same_place(out)
+    same_place(out, "benchmarks.learning_curves")
     starting_model(load(CONFIGS / "grpo_tiny.yaml"))  # once, before they all look for it
-    work: list[tuple[Callable, str, int, Path]] = []
+    work = []
     for seed in seeds:
         for row in rows:
             path = out / f"{row}_seed{seed}.jsonl"
             if not path.exists():
-                work.append((warm if row == WARMSTART else learn, row, seed, path))
-    failed = 0
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        waiting = {pool.submit(f, row, seed, changes, path): row for f, row, seed, path in work}
-        for number, done in enumerate(as_completed(waiting), 1):
-            error = done.exception()
-            failed += error is not None
-            text = f"{waiting[done]} failed: {error!r}" if error else done.result()
-            print(f"[{number}/{len(work)}] {text}", flush=True)
-    return int(failed > 0)
+                train_one = warm if row == WARMSTART else learn
+                work.append((row, train_one, (row, seed, changes, path)))
+    return in_parallel(work, jobs)
 
 
 # ------------------------------------------------------------------ the table

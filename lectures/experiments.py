@@ -414,12 +414,15 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def commit(script: str) -> str:
-    """Of the code that runs, `script` included; + if its files differ from it."""
+    """Of the code that runs, `script` included; + if its files differ; unknown without git."""
     git = ["git", "-C", str(ROOT)]
-    found = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True)
     rooms = ["llm_trainer", "policy_gradients", script]
-    same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *rooms]).returncode == 0
-    return found.stdout.decode().strip() + "+" * (not same)
+    try:
+        found = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True)
+        same = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", *rooms]).returncode == 0
+    except OSError:
+        return "unknown"
+    return found.stdout.decode().strip() + "+" * (not same) if found.stdout else "unknown"
 
 
 def about() -> dict[str, Any]:
