@@ -17,8 +17,8 @@ first experiment that has them, and read by all.
 A log, `reference_runs/experiments/NAME/ROW_seedS.jsonl`, has the run's settings in its first line.
 Each further line has the names of `metrics.jsonl`, to four digits, for one step (`reference` and
 `matched`) or from one evaluation to the next: then what was measured at every step is the mean over
-those steps. `responses` counts all that were sampled so far, `eval/exact/5_letters` is the part of
-`eval/exact` with words that long, `samples` are the best and worst response to three prompts of
+those steps. `responses` counts all that were sampled so far, `eval/exact/5_letters` is
+`eval/exact` on the words that long, `samples` are the best and worst response to three prompts of
 that step. `about.json` names versions and machine.
 
 Left out: a search for each row's best settings.
@@ -50,7 +50,7 @@ from llm_trainer.config import CONFIGS, Config, RunError, TaskConfig, first_line
 from llm_trainer.config import load as load_config
 from llm_trainer.console import Sample
 from llm_trainer.devices import ONE
-from llm_trainer.evaluate import evaluate
+from llm_trainer.evaluate import Evaluation, evaluate
 from llm_trainer.task import Spelling, Stream, Task, WordStream
 from llm_trainer.train import Run as Training
 from llm_trainer.train import starting_model
@@ -73,6 +73,7 @@ class Row:
     changes: tuple[str, ...] = ()
     letters: tuple[int, int] | None = None  # only words this long are trained on; None: 3 to 7
     order: str = ""  # easy_first, hard_first: the same words as without, sorted by length
+    only: int = 0  # the first so many words again and again, and a look at their accuracy too
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,12 @@ EXPERIMENTS = {
         seeds=range(5),
         responses=LONG,
     ),
+    "words": Experiment(
+        "Is it learned, or learned by heart? `train/exact` is greedy accuracy on the words that are "
+        "trained on (up to 1,000 of them).",
+        {f"words_{n}": row(only=n) for n in (32, 256, 3840)},
+        responses=LONG,
+    ),
     "updates": Experiment(
         "What do clip and KL show once a batch is used more than once? A weight of 1e-9 measures "
         "the KL to the starting model and does not pull.",
@@ -271,6 +278,8 @@ def stream_of(row: Row, task: Task, seed: int, prompts: int) -> Stream:
         words = Spelling(TaskConfig(min_letters=low, max_letters=high, held_out=1)).dataset.words
         hidden = {word.lower() for word in task.held_out}
         stream = WordStream([w for w in words if w.lower() not in hidden], seed)
+    if row.only:
+        stream = WordStream(stream.take(row.only), seed)
     if row.order:
         drawn = stream.take(prompts)
         stream = Listed(sorted(drawn, key=len, reverse=row.order == "hard_first"), seed)
@@ -283,6 +292,7 @@ class Watched(Training):
     def __init__(self, config: Config, row: Row, budget: int, folder: Path):
         super().__init__(config, None, ONE, folder, quiet=True)
         self.stream = stream_of(row, self.task, config.seed, config.steps * config.prompts)
+        self.seen = self.stream.words if row.only else []
         self.budget, self.evaluations = budget, 0
         self.samples: dict[int, Sequence[Sample]] = {}
 
@@ -299,15 +309,20 @@ class Watched(Training):
         if self.responses < self.evaluations * EVALUATED:
             return {}
         self.evaluations = self.responses // EVALUATED + 1
-        result = evaluate(
+        result = self.judge(self.task.held_out)
+        found = {"eval/exact": result.exact, "eval/correctness": result.correctness}
+        found |= {f"eval/exact/{n}_letters": share for n, share in result.by_letters.items()}
+        return found | ({"train/exact": self.judge(self.seen).exact} if self.seen else {})
+
+    def judge(self, items: list) -> Evaluation:
+        """Greedy, on the first `eval_words` of these."""
+        return evaluate(
             self.learner.policy,
             self.task,
-            self.task.held_out[: self.config.eval_words],
+            items[: self.config.eval_words],
             max_new_tokens=self.config.max_new_tokens,
             room=self.room,
         )
-        lengths = {f"eval/exact/{n}_letters": x for n, x in result.by_letters.items()}
-        return {"eval/exact": result.exact, "eval/correctness": result.correctness, **lengths}
 
     def write(self, metrics: dict[str, Any], samples: Sequence[Sample] = ()) -> None:
         super().write({**metrics, "responses": self.responses}, samples)
@@ -368,7 +383,7 @@ def summed_up(
             values = [measured[name] for measured in waiting if name in measured]
             if name in RUNNING:
                 line[name] = digits(values[-1])
-            elif name.startswith("eval/") or wanted(name, experiment.columns):
+            elif name.startswith(("eval/", "train/")) or wanted(name, experiment.columns):
                 line[name] = digits(statistics.fmean(values))
         if metrics["step"] in samples and metrics["step"]:
             shown = [asdict(sample) for sample in samples[metrics["step"]]]
