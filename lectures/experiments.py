@@ -153,6 +153,17 @@ EXPERIMENTS = {
             "temperature_1.5": row("temperature=1.5"),
         },
     ),
+    "curriculum": Experiment(
+        "The same words in another order: does it help to begin with the easy ones?",
+        {
+            "mixed": SHIPPED,
+            "easy_first": row(order="easy_first"),
+            "hard_first": row(order="hard_first"),
+            "hard_only": row(letters=(6, 7)),
+        },
+        seeds=range(5),
+        responses=LONG,
+    ),
     "letters": Experiment(
         "How hard should the words be? All are judged on the same words of 3 to 7 letters.",
         {
@@ -185,20 +196,9 @@ EXPERIMENTS = {
             "prompts_64_lr_scaled": sized(64, 8, "lr=1e-3"),
         },
     ),
-    "curriculum": Experiment(
-        "The same words in another order: does it help to begin with the easy ones?",
-        {
-            "mixed": SHIPPED,
-            "easy_first": row(order="easy_first"),
-            "hard_first": row(order="hard_first"),
-            "hard_only": row(letters=(6, 7)),
-        },
-        seeds=range(5),
-        responses=LONG,
-    ),
     "words": Experiment(
-        "Is it learned, or learned by heart? `train/exact` is greedy accuracy on the words that are "
-        "trained on (up to 1,000 of them).",
+        "Is it learned, or learned by heart? `train/exact` is greedy accuracy on the words that "
+        "are trained on (up to 1,000 of them).",
         {f"words_{n}": row(only=n) for n in (32, 256, 3840)},
         responses=LONG,
     ),
