@@ -87,6 +87,7 @@ class Experiment:
     every_step: bool = False  # a line per step, not per evaluation
     samples: tuple[int, ...] = ()  # steps whose samples are kept, beside the last one's
     columns: tuple[str, ...] = ()  # kept of what each step measures; none named: all
+    shown: tuple[str, ...] = ()  # in the table, beside what it always shows
 
 
 def row(*changes: str, **words: Any) -> Row:
@@ -108,6 +109,7 @@ MATCHED = {
     "dr_grpo": row("algorithm=dr_grpo"),
     "dapo": row("algorithm=dapo"),
 }
+BY_LENGTH = tuple(f"eval/exact/{n}_letters" for n in range(3, 8))
 EXPERIMENTS = {
     "reference": Experiment(
         "What does a run look like from its first step to its last?",
@@ -163,6 +165,7 @@ EXPERIMENTS = {
         },
         seeds=range(5),
         responses=LONG,
+        shown=BY_LENGTH,
     ),
     "letters": Experiment(
         "How hard should the words be? All are judged on the same words of 3 to 7 letters.",
@@ -173,6 +176,7 @@ EXPERIMENTS = {
             "letters_6_to_7": row(letters=(6, 7)),
             "letters_8_to_9": row(letters=(8, 9)),
         },
+        shown=BY_LENGTH,
     ),
     "format": Experiment(
         "How much should the right format earn, beside 1 for the right letters?",
@@ -201,6 +205,7 @@ EXPERIMENTS = {
         "are trained on (up to 1,000 of them).",
         {f"words_{n}": row(only=n) for n in (32, 256, 3840)},
         responses=LONG,
+        shown=("train/exact",),
     ),
     "updates": Experiment(
         "What do clip and KL show once a batch is used more than once? A weight of 1e-9 measures "
@@ -210,6 +215,7 @@ EXPERIMENTS = {
             "epochs_4": row("kl_coef=1e-9", "epochs=4"),
             "epochs_4_kl_0.04": row("kl_coef=0.04", "epochs=4"),
         },
+        shown=("kl/ref", "kl/old", "clip/high", "clip/low"),
     ),
     "learning_rate": Experiment(
         "Is the order of the algorithms the same at another learning rate?",
@@ -587,42 +593,50 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), T_95[len(values)] * spread
 
 
-SHOWN = ("groups/contrast", "reward/exact", "entropy", "length/truncated")
+def reach(run: Run, level: float) -> float:
+    """Responses sampled until held-out exact is at `level` or above; infinite if it never is."""
+    ways = ((x["responses"], x["eval/exact"]) for x in run.lines if "eval/exact" in x)
+    return next((responses for responses, exact in ways if exact >= level), math.inf)
+
+
+def change(runs: Sequence[Run], column: str, budget: int, scale: float, form: str) -> str:
+    """The mean over seeds of what was sampled first and last, 2,560 responses each."""
+    spans = [(0, 2 * EVALUATED), (budget - 2 * EVALUATED, math.inf)]
+    means = [statistics.fmean(run.mean(column, *span) for run in runs) for span in spans]
+    return " → ".join(f"{scale * mean:{form}}" for mean in means)
 
 
 def table(name: str, *, out: Path = LOGS) -> str:
-    """What each row reached, as markdown: means over seeds with their 95 % intervals.
+    """What each row reached, as markdown: means over seeds, held-out exact with a 95 % interval.
 
-    Beginning and end are the first and the last 2,560 sampled responses.
+    Arrows go from the first to the last 2,560 sampled responses. In the median of the responses to
+    85 % a run that never gets there counts as infinite.
     """
-    budget, window = find(name).responses, 2 * EVALUATED
-    lines = [
-        "| row | seeds | steps | held-out exact, % | groups with contrast, %: begin → end "
-        "| sampled exact, %: end | entropy: begin → end | cut, %: end | CPU s |",
-        "|" + "---|" * 9,
-    ]
+    experiment = find(name)
+    head = ["row", "seeds", "steps", "held-out exact, %", "responses to 85 %"]
+    head += ["groups with contrast, %", "right samples, %", "entropy, nats", "cut, %"]
+    head += [*(f"`{column}`" for column in experiment.shown), "CPU s"]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for label, runs in load(name, out=out).items():
-
-        def average(
-            first: float, last: float = math.inf, runs: list[Run] = runs
-        ) -> dict[str, float]:
-            return {k: statistics.fmean(r.mean(k, first, last) for r in runs) for k in SHOWN}
-
-        begin, end = average(0, window), average(budget - window)
-        exact = [100 * r.column("eval/exact")[1][-1] for r in runs]
-        steps = sorted({r.lines[-1]["step"] for r in runs})
-        cells = [
-            f"`{label}`",
-            str(len(runs)),
-            f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}",
-            "{:.1f} ± {:.1f}".format(*interval(exact)) if len(exact) > 1 else f"{exact[0]:.1f}",
-            f"{100 * begin['groups/contrast']:.0f} → {100 * end['groups/contrast']:.0f}",
-            f"{100 * end['reward/exact']:.0f}",
-            f"{begin['entropy']:.2f} → {end['entropy']:.2f}",
-            f"{100 * end['length/truncated']:.1f}",
-            f"{statistics.fmean(r.lines[-1]['time/cpu_seconds'] for r in runs):.0f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+        exact = [100 * run.column("eval/exact")[1][-1] for run in runs]
+        steps = sorted({run.lines[-1]["step"] for run in runs})
+        reached = statistics.median(reach(run, 0.85) for run in runs)
+        budget, cells = experiment.responses, [f"`{label}`", str(len(runs))]
+        cells += [" to ".join(str(step) for step in (steps[0], steps[-1])[: len(steps)])]
+        cells += ["{:.1f} ± {:.1f}".format(*interval(exact)) if len(exact) > 1 else f"{exact[0]}"]
+        cells += [f"{reached:,.0f}" if reached < math.inf else "never"]
+        cells += [change(runs, "groups/contrast", budget, 100, ".0f")]
+        cells += [change(runs, "reward/exact", budget, 100, ".0f")]
+        cells += [change(runs, "entropy", budget, 1, ".2f")]
+        cells += [change(runs, "length/truncated", budget, 100, ".1f")]
+        for column in experiment.shown:
+            if column.startswith(("eval/", "train/")):
+                ends = statistics.fmean(run.column(column)[1][-1] for run in runs)
+                cells += [f"{100 * ends:.1f} %"]
+            else:
+                cells += [change(runs, column, budget, 1, ".2g")]
+        seconds = statistics.fmean(run.lines[-1]["time/cpu_seconds"] for run in runs)
+        lines.append(f"| {' | '.join([*cells, f'{seconds:.0f}'])} |")
     return "\n".join(lines)
 
 
