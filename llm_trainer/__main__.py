@@ -1,4 +1,4 @@
-"""Command line: python -m llm_trainer {train,evaluate,estimate,report,warmstart,fields} …
+"""Command line: python -m llm_trainer {train,actor-learner,evaluate,estimate,report,…} …
 
 A configuration that cannot work ends in one message and exit code 2, before anything is written.
 transformers and reasoning-gym take seconds to import, so each command does it after that check.
@@ -75,7 +75,10 @@ def parser() -> argparse.ArgumentParser:
         )
         return command
 
-    train_options(add("train", run_train, "train a policy by reinforcement learning"))
+    about = "train a policy by reinforcement learning"
+    own_loss(train_options(add("train", run_train, about)))
+    about = "the same in two processes: one samples while the other learns (see max_staleness)"
+    train_options(add("actor-learner", run_actor_learner, about))
     evaluate_options(
         add("evaluate", run_evaluate, "held-out exact accuracy of a model or of a finished run")
     )
@@ -92,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def train_options(command: argparse.ArgumentParser) -> None:
+def train_options(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
     command.add_argument(
         "--resume",
         nargs="?",
@@ -102,6 +105,10 @@ def train_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--overwrite", action="store_true", help="discard the run in output_dir")
     command.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    return command
+
+
+def own_loss(command: argparse.ArgumentParser) -> None:
     command.add_argument("--loss", metavar="FILE.py:FUNCTION", help="your own loss, for the row's")
 
 
@@ -126,6 +133,22 @@ def run_train(options: argparse.Namespace) -> int:
     result = train(
         config,
         load_loss(options.loss) if options.loss else None,
+        resume=options.resume is not None,
+        overwrite=options.overwrite,
+        quiet=options.quiet,
+    )
+    return 0 if result.finished else 130
+
+
+def run_actor_learner(options: argparse.Namespace) -> int:
+    folder_given = isinstance(options.resume, str)
+    shipped = CONFIGS / "actor_learner_tiny.yaml"
+    config = run_to_resume(options) if folder_given else configuration(options, shipped)
+    from llm_trainer.actor_learner import train_in_two_processes
+
+    result = train_in_two_processes(
+        config,
+        max_staleness=config.max_staleness,
         resume=options.resume is not None,
         overwrite=options.overwrite,
         quiet=options.quiet,

@@ -264,6 +264,15 @@ class Config(Section):
         4, "most sampling rounds per step under dynamic sampling", "rounds", ge=1
     )
 
+    max_staleness: int = knob(
+        0,
+        "in two processes (actor-learner): steps by which the policy that writes a batch may be "
+        "behind the one that learns from it; 0 is what train does",
+        "steps",
+        ge=0,
+        le=64,
+    )
+
     # optimiser
     lr: float = knob(5e-4, "learning rate after warm-up", "per update", gt=0, le=1)
     lr_warmup: int = knob(5, "updates of linear warm-up", "updates", ge=0)
@@ -368,6 +377,13 @@ class Config(Section):
 
     def doubt(self) -> str:
         """What is allowed, but is not what the row's derivation assumes; empty if nothing is."""
+        has_ratio = self.row().needs_old_logp and not self.recomputes_old
+        if self.max_staleness > 0 and self.importance == "none" and not has_ratio:
+            return (
+                f"max_staleness = {self.max_staleness}: samples of older policies are trained on "
+                "as if they were new, and nothing corrects for it. Set old_logprobs to recompute "
+                "and importance to token or sequence"
+            )
         if self.epochs * self.minibatches == 1 or self.row().needs_old_logp:
             return ""
         return (

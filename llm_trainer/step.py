@@ -380,7 +380,7 @@ class Learner:
     def update(self, batch: StepBatch, *, fresh: bool) -> dict[str, float]:
         """One optimiser update on all micro-batches; returns what is worth logging.
 
-        fresh: the weights have not changed since the batch was sampled.
+        fresh: this is the first update on these samples.
         Raises InvariantError or NonFiniteError before any weight has changed.
         """
         prompts = len(self.devices.share(batch.indices))
@@ -397,13 +397,17 @@ class Learner:
 
         metrics = token_metrics(pieces)
         if fresh:
-            metrics |= check_agreement(pieces, self.bounds["agreement"])
+            metrics |= self.compare_with_sampler(pieces)
         if self.updates == 0:
             metrics |= self.check_first(batch, pieces, metrics)
         if self.room.halved:
             metrics["micro_batch"] = self.room.size
         lr = self.move()
         return {**losses, "grad_norm": norms[0], "lr": lr, **metrics}
+
+    def compare_with_sampler(self, pieces: list[Piece]) -> dict[str, float]:
+        """The weights have not changed since the batch was sampled: both must agree."""
+        return check_agreement(pieces, self.bounds["agreement"])
 
     def check_first(
         self, batch: StepBatch, pieces: list[Piece], metrics: dict[str, float]

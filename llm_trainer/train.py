@@ -44,7 +44,7 @@ from llm_trainer.devices import ONE, Devices, find_devices, like, with_launcher
 from llm_trainer.evaluate import evaluate, room_for
 from llm_trainer.log import Log, Silent, check_tracker, make_tracker
 from llm_trainer.loss_file import loss_name, try_loss
-from llm_trainer.models import load_policy
+from llm_trainer.models import Policy, load_policy
 from llm_trainer.record import Recorder
 from llm_trainer.rollout import (
     Answers,
@@ -101,6 +101,11 @@ def train(
     Raises ConfigError before anything is written, RunError (InvariantError, NonFiniteError and
     NoSignalError are some) after that; KeyboardInterrupt for a second Ctrl-C.
     """
+    require(
+        config.max_staleness == 0,
+        f"max_staleness = {config.max_staleness}: train samples and learns in turn, so nothing is "
+        "ever old; use actor-learner, or leave it out",
+    )
     config = with_launcher(config)
     check_tracker(config)
     check_sampler(config)
@@ -130,6 +135,8 @@ class Progress:
 class Run:
     """What one process of a run works with. To make one writes nothing."""
 
+    command = "train"  # of the command line
+
     def __init__(
         self, config: Config, loss: Callable | None, devices: Devices, folder: Path, *, quiet: bool
     ):
@@ -140,7 +147,7 @@ class Run:
         check_unseen(config.model, self.task)
         self.start = devices.in_turn(lambda: starting_model(config, quiet=quiet))
         policy = load_policy(config, self.start)
-        self.learner = make_learner(policy, config, loss, devices)
+        self.learner = self.make_learner(policy, loss)
         if loss:
             try_loss(self.learner.loss.policy, self.loss, config, policy.device)
         self.sampler = make_sampler(policy, config)
@@ -152,6 +159,9 @@ class Run:
         self.done, self.cpu_before = Progress(), 0.0
         if loss is None and config.doubt():
             self.notes.append(f"warning: {config.doubt()}")
+
+    def make_learner(self, policy: Policy, loss: Callable | None) -> Learner:
+        return make_learner(policy, self.config, loss, self.devices)
 
     # ------------------------------------------------------------ from and to files
 
@@ -252,11 +262,8 @@ class Run:
         config, learner, started = self.config, self.learner, time.monotonic()
         step = self.done.step + 1
         recorder = Recorder(learner, step, self.loss) if step in config.record_steps else None
-        self.sampler.sync()
-        batch, metrics, samples = collect(
-            self.sampler, self.task, self.stream, learner, self.generator, recorder
-        )
-        updated = learn(learner, batch, recorder)
+        batch, metrics, samples = self.draw(recorder)
+        updated = self.learn(batch, recorder)
         if recorder and self.devices.first:
             save_record(recorder.record(), self.folder)
         metrics = {"step": step, **metrics, **(updated or {"groups/trained": 0})}
@@ -273,6 +280,15 @@ class Run:
         self.done.step = step
         if step % config.save_every == 0:
             self.save()
+
+    def draw(self, recorder: Recorder | None) -> tuple[StepBatch | None, dict, list[Sample]]:
+        """What the next step trains on, and what `collect` says of it."""
+        self.sampler.sync()
+        return collect(self.sampler, self.task, self.stream, self.learner, self.generator, recorder)
+
+    def learn(self, batch: StepBatch | None, recorder: Recorder | None) -> dict | None:
+        """The updates of this step."""
+        return learn(self.learner, batch, recorder)
 
     def check_signal(self, batch: StepBatch | None, metrics: dict[str, Any]) -> None:
         """A few steps without contrast are normal near the end; many at low accuracy are not."""
@@ -311,7 +327,8 @@ class Run:
             self.console.say(f"model, tokenizer, log and checkpoint are in {self.folder}")
         else:
             step, folder = self.done.step, self.folder
-            self.console.say(f"stopped after step {step}; go on with train --resume {folder}")
+            again = f"{self.command} --resume {folder}"
+            self.console.say(f"stopped after step {step}; go on with {again}")
         self.devices.end()
 
     def cpu_seconds(self) -> float:
