@@ -1,9 +1,9 @@
 """Tasks of reasoning-gym: the questions, which of them are held out, what an answer earns.
 
 `load_task(config.task)` gives one task or a mixture. All have the same methods: `stream(seed)`
-draws training items for ever, `held_out` lists items that are never drawn, `entry(item)` is
-reasoning-gym's own item (question, answer, metadata), `question(entry)` the user's turn,
-`score(response, entry)` the reward parts.
+draws training items for ever, `draw(rng)` one of them, `held_out` lists items that are never drawn,
+`entry(item)` is reasoning-gym's own item (question, answer, metadata), `question(entry)` the
+user's turn, `score(response, entry)` the reward parts.
 
 Nothing is held out by seed. reasoning-gym draws item `i` with the random state `seed + i`, so the
 data sets of seeds 42 and 43 share all but one item. spell_backward is split by the word, every
@@ -63,7 +63,8 @@ class Stream:
 class Task:
     """What all tasks share: the prompt's text and how a response is scored.
 
-    Besides these: `stream(seed)`, `entry(item)`, `held_out` and, for scores, `dataset`.
+    Besides these: `stream(seed)`, `draw(rng)`, `entry(item)`, `held_out` and, for scores,
+    `dataset`.
     """
 
     held_out: list
@@ -132,6 +133,9 @@ class Spelling(Task):
 
     def stream(self, seed: int) -> "WordStream":
         return WordStream(self.train, seed)
+
+    def draw(self, rng: random.Random) -> str:
+        return rng.choices(self.train)[0]
 
     def entry(self, word: str) -> dict:
         """reasoning-gym's own item for this word: question, answer, metadata."""
@@ -222,6 +226,13 @@ class Generated(Task):
     def stream(self, seed: int) -> "EntryStream":
         return EntryStream(self, seed)
 
+    def draw(self, rng: random.Random) -> dict:
+        """A training entry; questions of the held-out side are drawn again."""
+        while True:
+            entry = self.dataset[rng.randrange(self.dataset.size)]
+            if not is_hidden(entry["question"]):
+                return entry
+
     def entry(self, item: dict) -> dict:
         return item
 
@@ -262,7 +273,7 @@ def make_dataset(name: str, options: dict):
 class EntryStream(Stream):
     """Training entries drawn at random, with replacement.
 
-    Each position has random numbers of its own. Questions of the held-out side are drawn again.
+    Each position has random numbers of its own.
     """
 
     def __init__(self, task: Generated, seed: int):
@@ -272,10 +283,7 @@ class EntryStream(Stream):
     def next(self) -> dict:
         rng = random.Random(f"{self.seed}/{self.task.name}/{self.position}")
         self.position += 1
-        while True:
-            entry = self.task.dataset[rng.randrange(self.task.dataset.size)]
-            if not is_hidden(entry["question"]):
-                return entry
+        return self.task.draw(rng)
 
 
 class Mixture(Task):
@@ -293,6 +301,10 @@ class Mixture(Task):
 
     def stream(self, seed: int) -> "MixtureStream":
         return MixtureStream(self, seed)
+
+    def draw(self, rng: random.Random) -> dict:
+        name = rng.choices(list(self.config.mixture), list(self.config.mixture.values()))[0]
+        return self.tasks[name].entry(self.tasks[name].draw(rng))
 
     def entry(self, item: dict) -> dict:
         return item

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import string
 import tempfile
@@ -28,10 +29,10 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from llm_trainer.config import ConfigError, TaskConfig, WarmstartConfig
-from llm_trainer.evaluate import evaluate
+from llm_trainer.evaluate import evaluate, letters
 from llm_trainer.log import writing
 from llm_trainer.models import Policy
-from llm_trainer.task import Spelling
+from llm_trainer.task import Task, load_task, name_of
 
 END, PAD, UNKNOWN, START = "<|im_end|>", "<|endoftext|>", "<|unknown|>", "<|im_start|>"
 # Text that the prompt repeats every time: one token each. Roles include their line break, so that
@@ -107,12 +108,15 @@ def warm_start(
 ) -> Path:
     """Folder with the warm-started tiny model; trained now if the cache does not have it yet.
 
-    It only ever learns spell_backward, whatever else is in the task's mixture. The cache key is a
-    hash of the words' split and the warm start's own configuration and seed, so no run's seed or
-    learning rate can change where the run starts from.
+    The cache key is a hash of the task as far as it is taught (`teachable`) and of the warm start's
+    own configuration and seed, so no run's seed or learning rate can change where the run starts
+    from.
     """
-    words = task.model_dump(include={"min_letters", "max_letters", "held_out", "instruction"})
-    key = json.dumps([RECIPE, words, config.model_dump()], sort_keys=True)
+    asked = task.model_dump(include={"min_letters", "max_letters", "held_out", "instruction"})
+    taught = teachable(task)
+    if [*taught.mixture] != ["spell_backward"]:
+        asked |= {"mixture": taught.mixture, "options": taught.options}
+    key = json.dumps([RECIPE, asked, config.model_dump()], sort_keys=True)
     root = cache or cache_folder()
     folder = root / f"tiny-qwen-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if is_whole(folder):
@@ -161,42 +165,58 @@ def cache_folder() -> Path:
     raise ConfigError(f"no folder for the warm start: neither {home} nor .cache/ can be written")
 
 
+def teachable(task: TaskConfig) -> TaskConfig:
+    """The part of a mixture that the warm start knows how to demonstrate; if none, words only."""
+    mixture = {name: share for name, share in task.mixture.items() if name in MISTAKES}
+    options = {name: own for name, own in task.options.items() if name in mixture}
+    return task.model_copy(
+        update={"mixture": mixture or {"spell_backward": 1.0}, "options": options}
+    )
+
+
 def train_warm_start(
     task_config: TaskConfig, config: WarmstartConfig, *, quiet: bool = False
 ) -> tuple[Policy, dict]:
     """Supervised training on mixed demonstrations; returns the policy and what it reached.
 
-    The number of updates is fixed. Only if held-out short words are below `short_exact` are more
-    updates added, up to five times 60: a model stopped at a target accuracy on clean
-    demonstrations hardly improves under reinforcement learning afterwards.
+    The number of updates is fixed. Only if held-out questions with short answers are below
+    `short_exact` are more updates added, up to five times 60: a model stopped at a target accuracy
+    on clean demonstrations hardly improves under reinforcement learning afterwards.
     """
-    task, rng = Spelling(task_config), random.Random(config.seed)
+    task, rng = load_task(teachable(task_config)), random.Random(config.seed)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, seed=config.seed)
     policy = Policy(
         model, tokenizer, tokenizer.eos_token_id, tokenizer.pad_token_id, model.device, model.dtype
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.98))
-    short = [w for w in task.held_out if len(w) <= config.always_right][:100]
+    lengths = [letters(task.entry(item)) for item in task.held_out]
+    pairs = zip(task.held_out, lengths, strict=True)
+    short = [item for item, length in pairs if length <= config.always_right][:100]
+
+    def exact() -> float:
+        room = max(lengths) + 5  # two tags, the end, and two to spare
+        return evaluate(policy, task, short, max_new_tokens=room).exact if short else 1.0
+
     # 30 updates up, then flat, then down to zero over the last 30 %.
     n = config.steps
     rates = [min((s + 1) / 30, 1, (n - s) / (0.3 * n)) for s in range(n)]
     extra = [0.3 * (EXTRA_UPDATES - s) / EXTRA_UPDATES for s in range(EXTRA_UPDATES)]
     model.train()
     _updates(policy, task, optimizer, rng, config, rates, quiet=quiet)
-    done, exact_short = n, _exact(policy, task, short)
+    done, exact_short = n, exact()
     for _ in range(EXTRA_ROUNDS):
         if exact_short >= config.short_exact:
             break
         _updates(policy, task, optimizer, rng, config, extra, quiet=quiet)
-        done, exact_short = done + len(extra), _exact(policy, task, short)
+        done, exact_short = done + len(extra), exact()
     model.eval()
     return policy, {"updates": done, "exact_short": exact_short}
 
 
 def _updates(
     policy: Policy,
-    task: Spelling,
+    task: Task,
     optimizer: torch.optim.Optimizer,
     rng: random.Random,
     config: WarmstartConfig,
@@ -210,8 +230,8 @@ def _updates(
     for step, rate in enumerate(bar):
         for settings in optimizer.param_groups:
             settings["lr"] = config.lr * rate
-        words = rng.choices(task.train, k=config.batch)
-        loss = supervised_loss(policy, task, words, rng, config)
+        entries = [task.entry(task.draw(rng)) for _ in range(config.batch)]
+        loss = supervised_loss(policy, task, entries, rng, config)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
@@ -220,23 +240,17 @@ def _updates(
             bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
 
 
-def _exact(policy: Policy, task: Spelling, words: list[str]) -> float:
-    room = task.config.max_letters + 5  # two tags, the end, and two to spare
-    return evaluate(policy, task, words, max_new_tokens=room).exact if words else 1.0
-
-
 def supervised_loss(
-    policy: Policy, task: Spelling, words: list[str], rng: random.Random, config: WarmstartConfig
+    policy: Policy, task: Task, entries: list[dict], rng: random.Random, config: WarmstartConfig
 ) -> Tensor:
     """Cross-entropy of the demonstrated responses, end token included, prompts not.
 
     A scalar: the mean over all their tokens, in nats.
     """
     rows = []
-    for word in words:
-        entry = task.entry(word)
+    for entry in entries:
         prompt = policy.prompt(task.question(entry))
-        answer = demonstration(word, rng, config)
+        answer = demonstration(entry, rng, config)
         response = policy.tokenizer(f"<answer>{answer}</answer>{END}")["input_ids"]
         rows.append((prompt + response, len(prompt)))
     width = max(len(ids) for ids, _ in rows)
@@ -251,22 +265,64 @@ def supervised_loss(
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=-100)
 
 
-def demonstration(word: str, rng: random.Random, config: WarmstartConfig) -> str:
-    """What the warm start shows as the answer for `word`: right for short words, mixed for long.
+def demonstration(entry: dict, rng: random.Random, config: WarmstartConfig) -> str:
+    """What the warm start shows as the answer: right where it is short, mixed where it is long.
 
-    Wrong ones are half copies of the word, a quarter the right answer with two letters swapped,
-    a quarter with one dropped. So the model can do it, but does not do it always.
+    So the model can do it, but does not do it always.
     """
-    right = word[::-1]
-    if len(word) <= config.always_right or rng.random() < config.right_share:
+    right = entry["answer"]
+    if len(right) <= config.always_right or rng.random() < config.right_share:
         return right
+    return MISTAKES[name_of(entry)](entry, rng)
+
+
+def misspelt(entry: dict, rng: random.Random) -> str:
+    """Half copies of the word; a quarter two letters swapped, a quarter one dropped."""
     kind = rng.random()
     if kind < 0.5:
-        return word
-    letters = list(right)
-    i, j = rng.sample(range(len(letters)), 2)
+        return entry["metadata"]["word"]
+    characters = list(entry["answer"])
+    i, j = rng.sample(range(len(characters)), 2)
     if kind < 0.75:
-        letters[i], letters[j] = letters[j], letters[i]
+        characters[i], characters[j] = characters[j], characters[i]
     else:
-        del letters[i]
-    return "".join(letters)
+        del characters[i]
+    return "".join(characters)
+
+
+def miscalculated(entry: dict, rng: random.Random) -> str:
+    """Half `without_carries`; a quarter one digit off by one, a quarter one digit dropped.
+
+    Without carries the answer is right where there is nothing to carry: easy sums are shown right
+    more often.
+    """
+    kind, expression, right = rng.random(), entry["metadata"]["expression"], entry["answer"]
+    if kind < 0.5 and SUM.fullmatch(expression):
+        return without_carries(expression)
+    digits, first = list(right), int(right.startswith("-"))
+    i = rng.randrange(first, len(digits))
+    if kind < 0.75 or len(digits) == first + 1:
+        digits[i] = str((int(digits[i]) + rng.choice([-1, 1])) % 10)
+    else:
+        del digits[i]
+    return "".join(digits)
+
+
+def without_carries(expression: str) -> str:
+    """A sum worked out column by column, as children do who have not learned to carry.
+
+    47 + 38 = 75: a column keeps its last digit. 52 - 38 = 26: the smaller digit is taken from the
+    larger one, wherever it stands.
+    """
+    result, *rest = expression.split()
+    for sign, number in zip(rest[::2], rest[1::2], strict=True):
+        width = max(len(result), len(number))
+        columns = zip(result.zfill(width), number.zfill(width), strict=True)
+        pairs = [(int(above), int(below)) for above, below in columns]
+        result = "".join(str((a + b) % 10 if sign == "+" else abs(a - b)) for a, b in pairs)
+    return str(int(result))
+
+
+# The tasks that the warm start can demonstrate, each with the wrong answers that it invites.
+MISTAKES = {"spell_backward": misspelt, "basic_arithmetic": miscalculated}
+SUM = re.compile(r"\d+(?: [+-] \d+)*")

@@ -1,7 +1,9 @@
 """The tiny Qwen: tokenizer, size, files, warm start."""
 
+import hashlib
 import json
 import random
+import re
 import string
 
 import pytest
@@ -10,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 
 from llm_trainer import tiny
 from llm_trainer.config import TaskConfig, WarmstartConfig
+from llm_trainer.task import is_hidden, load_task
 
 
 def test_a_prompt_with_the_longest_word_is_21_tokens(policy, spelling):
@@ -96,10 +99,11 @@ def test_the_warm_start_goes_on_while_short_words_are_wrong(monkeypatch):
     assert report["updates"] == 1 + 2 * 3
 
 
-def test_demonstrations_are_mixed_as_described():
+def test_demonstrations_are_mixed_as_described(spelling):
     rng, config = random.Random(0), WarmstartConfig(right_share=0.3)
-    assert all(tiny.demonstration("abcd", rng, config) == "dcba" for _ in range(50))
-    shown = [tiny.demonstration("abcdefg", rng, config) for _ in range(4000)]
+    short, long = spelling.entry("abcd"), spelling.entry("abcdefg")
+    assert all(tiny.demonstration(short, rng, config) == "dcba" for _ in range(50))
+    shown = [tiny.demonstration(long, rng, config) for _ in range(4000)]
     share = {
         "right": sum(s == "gfedcba" for s in shown) / 4000,
         "copy": sum(s == "abcdefg" for s in shown) / 4000,
@@ -109,10 +113,113 @@ def test_demonstrations_are_mixed_as_described():
     assert share == pytest.approx({"right": 0.3, "copy": 0.35, "dropped": 0.175}, abs=0.03)
 
 
+def sum_entry(expression):
+    about = {"source_dataset": "basic_arithmetic", "expression": expression}
+    return {"answer": str(eval(expression)), "metadata": about}
+
+
+def test_wrong_sums_are_mixed_as_described():
+    rng, config = random.Random(0), WarmstartConfig(right_share=0.3, always_right=0)
+    shown = [tiny.demonstration(sum_entry("47 + 38"), rng, config) for _ in range(4000)]
+    share = {
+        "right": sum(s == "85" for s in shown) / 4000,
+        "not carried": sum(s == "75" for s in shown) / 4000,  # a slip makes it 75 too
+        "dropped": sum(s in ("8", "5") for s in shown) / 4000,
+        "slipped": sum(s in ("95", "84", "86") for s in shown) / 4000,
+    }
+    slip = 0.7 / 4
+    wanted = {"right": 0.3, "not carried": 0.35 + slip / 4, "dropped": slip, "slipped": slip * 0.75}
+    assert share == pytest.approx(wanted, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("expression", "answer"),
+    [
+        ("47 + 38", "75"),  # 7 + 8 = 15 keeps its 5
+        ("52 - 38", "26"),  # 8 - 2, since 2 is the smaller
+        ("13 - 92", "81"),
+        ("100 + 7", "107"),  # nothing to carry
+        ("7 + 8 + 6", "1"),
+        ("10 - 9 - 4", "15"),  # 10 - 9 = 19, 19 - 4 = 15
+    ],
+)
+def test_sums_without_carries(expression, answer):
+    assert tiny.without_carries(expression) == answer
+
+
+@pytest.mark.parametrize("expression", ["3 - 10", "2 * 40", "( 4 + 5 ) - 9", "7 + 5 - 2"])
+def test_a_demonstrated_sum_is_a_number_and_can_be_wrong(expression):
+    rng, config = random.Random(0), WarmstartConfig(right_share=0.0, always_right=0)
+    shown = {tiny.demonstration(sum_entry(expression), rng, config) for _ in range(200)}
+    assert all(re.fullmatch(r"-?\d+", answer) for answer in shown)
+    assert shown - {str(eval(expression))}
+
+
+def test_sums_are_shown_right_up_to_the_length_that_is_asked_for():
+    rng, config = random.Random(0), WarmstartConfig(right_share=0.0, always_right=2)
+    assert {tiny.demonstration(sum_entry("47 + 38"), rng, config) for _ in range(50)} == {"85"}
+
+
+SUMS = TaskConfig(
+    mixture={"basic_arithmetic": 1},
+    options={
+        "basic_arithmetic": {
+            "min_terms": 2,
+            "max_terms": 2,
+            "min_digits": 1,
+            "max_digits": 2,
+            "operators": ["+", "-"],
+            "allow_parentheses": False,
+            "allow_negation": False,
+        }
+    },
+    held_out=50,
+)
+
+
+def test_words_are_drawn_for_the_warm_start_as_they_always_were(spelling):
+    """Another draw would be other weights under the same key, for every run and log so far."""
+    assert tiny.teachable(TaskConfig()) == TaskConfig()
+    rng = random.Random(0)
+    drawn = [spelling.draw(rng) for _ in range(64)]
+    assert drawn == random.Random(0).choices(spelling.train, k=64)
+    shown = [tiny.demonstration(spelling.entry(w), rng, WarmstartConfig()) for w in drawn]
+    digest = hashlib.sha256(" ".join([*drawn, *shown]).encode()).hexdigest()
+    assert digest.startswith("c6869d8ae133ef7e")  # of the first release
+
+
+def test_a_mixture_teaches_what_can_be_demonstrated_and_nothing_else():
+    mixture = {"spell_backward": 2, "leg_counting": 1, "basic_arithmetic": 1}
+    options = {"leg_counting": {"max_animals": 3}, **SUMS.options}
+    taught = tiny.teachable(TaskConfig(mixture=mixture, options=options))
+    assert taught.mixture == {"spell_backward": 2, "basic_arithmetic": 1}
+    assert taught.options == SUMS.options
+    assert tiny.teachable(TaskConfig(mixture={"leg_counting": 1})).mixture == {"spell_backward": 1}
+
+
+def test_no_held_out_question_is_demonstrated(monkeypatch):
+    shown = []
+    monkeypatch.setattr(
+        tiny,
+        "demonstration",
+        lambda entry, rng, config: shown.append(entry["question"]) or entry["answer"],
+    )
+    settings = WarmstartConfig(steps=4, short_exact=0.0)
+    tiny.train_warm_start(SUMS, settings, quiet=True)
+    assert len(shown) == 4 * 32
+    hidden = {entry["question"] for entry in load_task(SUMS).held_out}
+    assert not hidden & {*shown}
+    assert not any(map(is_hidden, shown))
+
+
 def test_the_warm_start_is_the_same_whatever_else_is_in_the_mixture(cache, short_warm_start):
-    """It only learns spell_backward, so nothing else of the task may give it another key."""
+    """Nothing of the task that it is not taught may give it another key."""
     words = tiny.warm_start(TaskConfig(), short_warm_start, cache=cache, quiet=True)
     mixed = TaskConfig(mixture={"leg_counting": 1}, options={"leg_counting": {"max_animals": 3}})
     assert tiny.warm_start(mixed, short_warm_start, cache=cache, quiet=True) == words
     key = json.loads((words / "warmstart.json").read_text())["key"]
     assert key[1].keys() == {"min_letters", "max_letters", "held_out", "instruction"}
+    sums = tiny.warm_start(SUMS, WarmstartConfig(steps=1, short_exact=0.0), cache=cache, quiet=True)
+    key = json.loads((sums / "warmstart.json").read_text())["key"]
+    assert key[1]["mixture"] == SUMS.mixture
+    assert key[1]["options"] == SUMS.options
