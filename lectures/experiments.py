@@ -9,10 +9,10 @@
     steps, exact = runs["group_2"][0].column("eval/exact")
     again = run("group", "group_2", seed=0)                 # trains it now
 
-A row is `configs/grpo_tiny.yaml` with the changes named here. Rows of one experiment stop after the
-same number of *sampled* responses, thrown-away ones included, and are evaluated, on the same 1,000
-words, each time another 1,280 of them were sampled. The same settings are trained once, in the
-first experiment that has them, and read by all.
+A row is `configs/grpo_tiny.yaml` (sums: `grpo_tiny_arithmetic.yaml`) with the changes named here.
+Rows of one experiment stop after the same number of *sampled* responses, thrown-away ones included,
+and are evaluated, on the same held-out questions, each time another 1,280 of them were sampled. The
+same settings are trained once, in the first experiment that has them, and read by all.
 
 A log, `reference_runs/experiments/NAME/ROW_seedS.jsonl`, has the run's settings in its first line.
 Each further line has the names of `metrics.jsonl`, to four digits, for one step (`reference` and
@@ -60,6 +60,7 @@ LOGS = Path(__file__).parent / "reference_runs" / "experiments"
 EVALUATED = 1_280  # sampled responses from one evaluation to the next: 10 steps of the shipped file
 LONG, SHORT = 30_720, 20_480  # sampled responses of a run: 240 and 160 such steps
 NOT_KEPT = ("check/", "time/step", "time/tokens", "lr", "micro_batch", "ratio/", "reward/length")
+CHOSEN = ("letters", "order", "only")  # fields of a row that say which words are drawn
 RUNNING = ("step", "time/cpu_seconds", "responses")  # counted up, so never averaged
 
 
@@ -68,9 +69,10 @@ RUNNING = ("step", "time/cpu_seconds", "responses")  # counted up, so never aver
 
 @dataclass(frozen=True)
 class Row:
-    """What is changed in the shipped configuration, as for `--set`, and which words are drawn."""
+    """What is changed in a shipped configuration, as for `--set`, and which words are drawn."""
 
     changes: tuple[str, ...] = ()
+    config: str = "grpo_tiny"
     letters: tuple[int, int] | None = None  # only words this long are trained on; None: 3 to 7
     order: str = ""  # easy_first, hard_first: the same words as without, sorted by length
     only: int = 0  # the first so many words again and again, and a look at their accuracy too
@@ -90,8 +92,8 @@ class Experiment:
     shown: tuple[str, ...] = ()  # in the table, beside what it always shows
 
 
-def row(*changes: str, **words: Any) -> Row:
-    return Row(changes, **words)
+def row(*changes: str, **fields: Any) -> Row:
+    return Row(changes, **fields)
 
 
 def sized(prompts: int, group: int, *changes: str) -> Row:
@@ -200,6 +202,11 @@ EXPERIMENTS = {
             "prompts_64_lr_scaled": sized(64, 8, "lr=1e-3"),
         },
     ),
+    "arithmetic": Experiment(
+        "The same code on sums: does it learn another task, with less partial credit?",
+        {"grpo": row(config="grpo_tiny_arithmetic")},
+        responses=LONG,
+    ),
     "words": Experiment(
         "Is it learned, or learned by heart? `train/exact` is greedy accuracy on the words that "
         "are trained on (up to 1,000 of them).",
@@ -257,9 +264,9 @@ def home(name: str, label: str) -> tuple[str, str]:
 def settings(name: str, label: str, seed: int) -> Config:
     """The configuration of one run. How often it is evaluated is decided by `Watched`."""
     experiment = find(name, label)
-    path = CONFIGS / "grpo_tiny.yaml"
+    chosen = experiment.rows[label]
     fixed = [f"seed={seed}", "device=cpu", "eval_every=1"]
-    config = load_config(path, [*fixed, *experiment.rows[label].changes])
+    config = load_config(CONFIGS / f"{chosen.config}.yaml", [*fixed, *chosen.changes])
     steps = math.ceil(experiment.responses / (config.prompts * config.group))
     return with_values(config, steps=steps)
 
@@ -359,7 +366,7 @@ def head_of(name: str, label: str, config: Config) -> dict[str, Any]:
     """The first line of a log: what was run, by which code."""
     experiment = find(name, label)
     command = f"python -m lectures.experiments {name} --rows {label} --seeds {config.seed}"
-    words = {k: v for k, v in asdict(experiment.rows[label]).items() if v and k != "changes"}
+    words = {k: v for k, v in asdict(experiment.rows[label]).items() if v and k in CHOSEN}
     return {
         "experiment": name,
         "row": label,
@@ -588,7 +595,9 @@ T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # Student's t, two-sided, by n
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """(mean, half width of its 95 % interval): Student's t over the seeds; needs 2 to 5 of them."""
+    """(mean, half width of its 95 % interval): Student's t, for up to 5 seeds; one: no width."""
+    if len(values) == 1:
+        return values[0], math.inf
     spread = statistics.stdev(values) / math.sqrt(len(values))
     return statistics.fmean(values), T_95[len(values)] * spread
 
@@ -610,10 +619,11 @@ def table(name: str, *, out: Path = LOGS) -> str:
     """What each row reached, as markdown: means over seeds, held-out exact with a 95 % interval.
 
     Arrows go from the first to the last 2,560 sampled responses. In the median of the responses to
-    85 % a run that never gets there counts as infinite.
+    85 % a run that never gets there counts as infinite. There is no interval for two seeds, nor
+    where it would leave 0 to 100 %: then the seeds are of two kinds, and a mean says little.
     """
     experiment = find(name)
-    head = ["row", "seeds", "steps", "held-out exact, %", "responses to 85 %"]
+    head = ["row", "seeds", "steps", "held-out exact, %", "lowest, highest", "responses to 85 %"]
     head += ["groups with contrast, %", "right samples, %", "entropy, nats", "cut, %"]
     head += [*(f"`{column}`" for column in experiment.shown), "CPU s"]
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
@@ -623,7 +633,10 @@ def table(name: str, *, out: Path = LOGS) -> str:
         reached = statistics.median(reach(run, 0.85) for run in runs)
         budget, cells = experiment.responses, [f"`{label}`", str(len(runs))]
         cells += [" to ".join(str(step) for step in (steps[0], steps[-1])[: len(steps)])]
-        cells += ["{:.1f} ± {:.1f}".format(*interval(exact)) if len(exact) > 1 else f"{exact[0]}"]
+        mean, half = interval(exact)
+        sound = len(exact) > 2 and half <= mean <= 100 - half
+        cells += [f"{mean:.1f} ± {half:.1f}" if sound else f"{mean:.1f}"]
+        cells += [f"{min(exact):.1f}, {max(exact):.1f}"]
         cells += [f"{reached:,.0f}" if reached < math.inf else "never"]
         cells += [change(runs, "groups/contrast", budget, 100, ".0f")]
         cells += [change(runs, "reward/exact", budget, 100, ".0f")]
@@ -649,8 +662,10 @@ def listed() -> str:
         for label in experiment.rows:
             first = home(name, label)
             where = "" if first == (name, label) else f"   (the runs of {first[0]}, {first[1]})"
-            changes = " ".join(experiment.rows[label].changes)
-            lines.append(f"    {label:22} {changes}{where}")
+            settings = asdict(experiment.rows[label])
+            changes = " ".join(settings.pop("changes"))
+            other = [f"{k} = {v}" for k, v in settings.items() if v != getattr(SHIPPED, k)]
+            lines.append(f"    {label:22} {changes}{'; '.join(other)}{where}")
     return "\n".join(lines)
 
 
