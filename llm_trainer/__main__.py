@@ -1,4 +1,4 @@
-"""Command line: python -m llm_trainer {train,actor-learner,evaluate,estimate,report,…} …
+"""Command line: python -m llm_trainer {train,actor-learner,evaluate,noise,estimate,report,…} …
 
 A configuration that cannot work ends in one message and exit code 2, before anything is written.
 transformers and reasoning-gym take seconds to import, so each command does it after that check.
@@ -82,6 +82,9 @@ def parser() -> argparse.ArgumentParser:
     evaluate_options(
         add("evaluate", run_evaluate, "held-out exact accuracy of a model or of a finished run")
     )
+    noise_options(
+        add("noise", run_noise, "gradient noise scale: how many prompts a step needs to be used up")
+    )
     three = add("estimate", run_estimate, "memory of a run by part, before anything is loaded")
     three.add_argument("--memory", type=float, help="GB of the GPU (default: this one's, or 24)")
     three.add_argument("--prompt-tokens", type=int, default=128, help="length of prompts (128)")
@@ -118,6 +121,11 @@ def evaluate_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--k", type=int, nargs="+", help="pass@k for these k (1 and all samples)")
     command.add_argument("--temperature", type=float, help="of these samples (default: the run's)")
     command.add_argument("--top-p", type=float, default=1.0, help="of these samples (default: 1)")
+
+
+def noise_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", nargs="?", type=Path, help="a run or model folder")
+    command.add_argument("--prompts", type=int, default=256, help="to measure with (256)")
 
 
 def configuration(options: argparse.Namespace, default: Path | None = None) -> Config:
@@ -166,18 +174,13 @@ def run_to_resume(options: argparse.Namespace) -> Config:
 
 def run_evaluate(options: argparse.Namespace) -> int:
     ks = sampling(options)
-    own = options.folder / "run.yaml" if options.folder else None
-    config = configuration(options, own if own and own.is_file() else None)
+    config = of_folder(options)
     from llm_trainer.checkpoint import check_unseen
     from llm_trainer.evaluate import evaluate
     from llm_trainer.models import load_policy
     from llm_trainer.task import load_task
     from llm_trainer.train import starting_model
 
-    if options.folder:
-        require(options.folder.is_dir(), f"evaluate: no folder {options.folder}")
-        finished = (options.folder / "config.json").is_file() or not own.is_file()
-        require(finished, f"evaluate: the run in {options.folder} has not finished: use --resume")
     task = load_task(config.task)
     check_unseen(options.folder or config.model, task)
     policy = load_policy(config, options.folder or starting_model(config))
@@ -196,6 +199,30 @@ def run_evaluate(options: argparse.Namespace) -> int:
         print(f"  wrong: {word} → {text!r}")
     if options.samples:
         print_pass_at(options, config, policy, task, ks, kind, unit)
+    return 0
+
+
+def of_folder(options: argparse.Namespace) -> Config:
+    """The configuration of the run in `folder`, if there is one; ConfigError for half a run."""
+    folder = options.folder
+    own = folder / "run.yaml" if folder else None
+    if folder:
+        require(folder.is_dir(), f"no folder {folder}")
+        finished = (folder / "config.json").is_file() or not own.is_file()
+        require(finished, f"the run in {folder} has not finished: use --resume")
+    return configuration(options, own if own and own.is_file() else None)
+
+
+def run_noise(options: argparse.Namespace) -> int:
+    config = of_folder(options)
+    from llm_trainer.models import load_policy
+    from llm_trainer.noise_scale import noise_scale
+    from llm_trainer.task import load_task
+    from llm_trainer.train import starting_model
+
+    task = load_task(config.task)
+    policy = load_policy(config, options.folder or starting_model(config))
+    print(noise_scale(policy, task, config, prompts=options.prompts, seed=config.seed))
     return 0
 
 

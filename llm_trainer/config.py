@@ -150,10 +150,13 @@ class WarmstartConfig(Section):
     steps: int = knob(420, "supervised updates", "updates", **COUNT)
     batch: int = knob(32, "demonstrations per update", "sequences", **COUNT)
     lr: float = knob(3e-3, "peak learning rate", "per update", gt=0, le=1)
-    always_right: int = knob(4, "words up to here are shown right", "letters", ge=0)
-    right_share: float = knob(0.32, "share of right demonstrations for longer words", ge=0, le=1)
+    always_right: int = knob(4, "answers up to here are shown right", "characters", ge=0)
+    right_share: float = knob(0.32, "share of right demonstrations for longer answers", ge=0, le=1)
     short_exact: float = knob(
-        0.8, "held-out short words that must be right before we stop", ge=0, le=1
+        0.8,
+        "held-out questions with short answers that must be right before we stop",
+        ge=0,
+        le=1,
     )
 
 
