@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
         add("evaluate", run_evaluate, "held-out exact accuracy of a model or of a finished run")
     )
     noise_options(
-        add("noise", run_noise, "gradient noise scale: how many prompts a step needs to be used up")
+        add("noise", run_noise, "gradient noise scale: beyond how many prompts a step gains little")
     )
     three = add("estimate", run_estimate, "memory of a run by part, before anything is loaded")
     three.add_argument("--memory", type=float, help="GB of the GPU (default: this one's, or 24)")
