@@ -436,10 +436,10 @@ def _flat_gradient(value: Tensor, policy: AskingPolicy) -> Tensor:
 
 
 class Record(NamedTuple):
-    """Where the policy stands before an update; exact but for `reward`."""
+    """Where the policy stands after `step` updates; exact but for `reward`."""
 
     step: int
-    reward: float  # mean of the sampled episodes; nan in the last record, which follows training
+    reward: float  # mean of the episodes it plays now; nan in the last record, after training
     objective: float  # J: share of right answers
     calls: float  # expected calls of the tool per episode
     asked: float  # probability of at least one call
@@ -470,6 +470,7 @@ def train(
     learning_rate: float = 0.03,
     train_observations: bool = False,
     tool: Tool = compare,
+    every: int = 5,
     seed: int = 0,
 ) -> list[Record]:
     """Train in place with a row of the table, Adam, one update per batch; returns the records.
@@ -477,6 +478,7 @@ def train(
     Every step plays `group` episodes from each of the six hidden orders, exactly reset.
     train_observations : the bug to study: the tool's tokens get a gradient as if they were actions
     algorithm          : a row or its name; its KL term, if any, is left out
+    every              : a record of the exact numbers is made every this many steps, and at the end
     Raises ValueError for a row that needs a critic.
     """
     row = algorithm if isinstance(algorithm, Algorithm) else ALGORITHMS[algorithm]
@@ -488,7 +490,8 @@ def train(
     records = []
     for step in range(steps):
         played = rollout(policy, ORDERS, group, tool=tool, seed=dice)
-        records.append(survey(policy, step, played.rewards.mean().item()))
+        if step % every == 0:
+            records.append(survey(policy, step, played.rewards.mean().item()))
         logp = policy.log_probs(played.tokens)
         advantages = row.advantage(played.rewards.to(logp.dtype)).reshape(-1, 1)
         mask = played.mask | played.observed if train_observations else played.mask
