@@ -267,6 +267,7 @@ class ActorProcess:
             name="actor",
             daemon=True,
         )
+        self.ready = False
         with signals_blocked():
             self.process.start()
         to_read.close()  # only the actor has them now: when it ends, so do the pipes
@@ -294,13 +295,19 @@ class ActorProcess:
             raise RunError(f"the actor stopped: {found.reason}")
         return found
 
+    def wait_until_ready(self) -> None:
+        """It has loaded its policy. Raises RunError if it died before."""
+        self.receive()
+        self.ready = True
+
     def obituary(self) -> str:
         code = self.process.exitcode
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        return (
-            f"the actor process ended ({how}), and the learner with it. The last checkpoint is "
-            "intact: go on with --resume. Where it ended before its first batch: a script has to "
-            'call this under `if __name__ == "__main__":`'
+        return f"the actor process ended ({how}), and the learner with it. " + (
+            "The last checkpoint is intact: go on with --resume"
+            if self.ready
+            else "It had not begun: a script has to call train_in_two_processes under "
+            '`if __name__ == "__main__":`, or it would call it again when the actor imports it'
         )
 
     def publish(self, policy: Policy, version: int) -> None:
@@ -411,7 +418,7 @@ class TwoProcessRun(Run):
     def step(self) -> None:
         """As `Run.step`; before the first one the actor has to be there."""
         if not self.learner.past:
-            self.actor.receive()  # READY: how long its start takes is in no number
+            self.actor.wait_until_ready()  # how long its start takes is in no number
             self.publish(self.done.step)
         super().step()
 

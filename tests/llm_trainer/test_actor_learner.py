@@ -20,12 +20,7 @@ import torch
 import llm_trainer
 from llm_trainer import actor_learner
 from llm_trainer.__main__ import main
-from llm_trainer.actor_learner import (
-    ActorProcess,
-    LateLearner,
-    TwoProcessRun,
-    train_in_two_processes,
-)
+from llm_trainer.actor_learner import LateLearner, TwoProcessRun, train_in_two_processes
 from llm_trainer.config import ConfigError, RunError, build
 from llm_trainer.invariants import InvariantError
 from llm_trainer.models import load_policy
@@ -411,7 +406,8 @@ def test_what_the_notebook_calls_is_quiet_and_one_step_late_unless_told_otherwis
     assert parameters["quiet"].default is True
 
 
-def test_a_process_that_never_came_up_says_what_a_script_needs():
-    """It cannot happen in a forked test: the sentence is read from a process that is over."""
-    ended = type("Ended", (), {"process": type("P", (), {"exitcode": 1})})
-    assert '`if __name__ == "__main__":`' in ActorProcess.obituary(ended)
+@POSIX
+def test_an_actor_that_never_came_up_says_what_a_script_needs(make_config, forked, monkeypatch):
+    monkeypatch.setattr(actor_learner, "act", lambda *arguments: os._exit(3))
+    with pytest.raises(RunError, match=r'exit code 3.*`if __name__ == "__main__":`'):
+        train_in_two_processes(make_config())
