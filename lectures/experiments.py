@@ -59,9 +59,25 @@ ROOT = Path(__file__).parents[1]
 LOGS = Path(__file__).parent / "reference_runs" / "experiments"
 EVALUATED = 1_280  # sampled responses from one evaluation to the next: 10 steps of the shipped file
 LONG, SHORT = 30_720, 20_480  # sampled responses of a run: 240 and 160 such steps
-NOT_KEPT = ("check/", "time/step", "time/tokens", "lr", "micro_batch", "ratio/", "reward/length")
+COUNTED = ("step", "responses", "time/cpu_seconds")  # counted up, so never averaged
+USUAL = (  # what a log keeps beside these
+    "eval/exact",
+    "eval/correctness",
+    "train/exact",
+    "reward/mean",
+    "reward/correctness",
+    "reward/format",
+    "reward/exact",
+    "groups/contrast",
+    "entropy",
+    "length/mean",
+    "length/truncated",
+    "loss",
+    "grad_norm",
+)
+MORE = ("groups/trained", "clip/high", "clip/low", "kl/old", "kl/ref")
+BY_LENGTH = tuple(f"eval/exact/{n}_letters" for n in range(3, 8))
 CHOSEN = ("letters", "order", "only")  # fields of a row that say which words are drawn
-RUNNING = ("step", "time/cpu_seconds", "responses")  # counted up, so never averaged
 
 
 # ------------------------------------------------------------------ what was asked
@@ -88,8 +104,8 @@ class Experiment:
     responses: int = SHORT  # sampled in each run
     every_step: bool = False  # a line per step, not per evaluation
     samples: tuple[int, ...] = ()  # steps whose samples are kept, beside the last one's
-    columns: tuple[str, ...] = ()  # kept of what each step measures; none named: all
-    shown: tuple[str, ...] = ()  # in the table, beside what it always shows
+    columns: tuple[str, ...] = USUAL  # kept in the logs
+    shown: tuple[str, ...] = ()  # kept too, and in the table beside what it always shows
 
 
 def row(*changes: str, **fields: Any) -> Row:
@@ -111,7 +127,6 @@ MATCHED = {
     "dr_grpo": row("algorithm=dr_grpo"),
     "dapo": row("algorithm=dapo"),
 }
-BY_LENGTH = tuple(f"eval/exact/{n}_letters" for n in range(3, 8))
 EXPERIMENTS = {
     "reference": Experiment(
         "What does a run look like from its first step to its last?",
@@ -120,6 +135,7 @@ EXPERIMENTS = {
         responses=LONG,
         every_step=True,
         samples=(1, 10, 20, 40, 80, 160),
+        columns=(*USUAL, *MORE, *BY_LENGTH),
     ),
     "matched": Experiment(
         "Which algorithm learns most from equally many sampled responses?",
@@ -128,11 +144,11 @@ EXPERIMENTS = {
         responses=LONG,
         every_step=True,
         columns=(
+            "eval/exact",
+            "eval/correctness",
             "reward/mean",
             "reward/exact",
-            "reward/format",
             "groups/contrast",
-            "groups/sampled",
             "entropy",
             "length/truncated",
             "loss",
@@ -384,19 +400,21 @@ def summed_up(
 ) -> list[dict[str, Any]]:
     """metrics.jsonl's lines as a log keeps them: each step, or means from evaluation to evaluation.
 
-    A number that some of these steps do not have (a skipped update) is averaged over the others.
+    CPU seconds are kept where there is an evaluation, and at the end. A number that some of these steps do not have
+    (a skipped update) is averaged over the others.
     """
     lines, waiting = [], []
     for metrics in history:
         waiting.append(metrics)
-        if not (experiment.every_step or "eval/exact" in metrics or metrics is history[-1]):
+        judged = "eval/exact" in metrics or metrics is history[-1]
+        if not (experiment.every_step or judged):
             continue
         line = {}
         for name in {name: None for measured in waiting for name in measured}:  # in order
             values = [measured[name] for measured in waiting if name in measured]
-            if name in RUNNING:
+            if name in COUNTED[:2] or (name in COUNTED and judged):
                 line[name] = digits(values[-1])
-            elif name.startswith(("eval/", "train/")) or wanted(name, experiment.columns):
+            elif name in (*experiment.columns, *experiment.shown):
                 line[name] = digits(statistics.fmean(values))
         if metrics["step"] in samples and metrics["step"]:
             shown = [asdict(sample) for sample in samples[metrics["step"]]]
@@ -404,10 +422,6 @@ def summed_up(
         lines.append(line)
         waiting = []
     return lines
-
-
-def wanted(name: str, columns: Sequence[str]) -> bool:
-    return name in columns if columns else not name.startswith(NOT_KEPT)
 
 
 def digits(value: float) -> float | int:
@@ -431,8 +445,8 @@ def changed(config: Config) -> dict[str, Any]:
 def write(path: Path, lines: list[dict[str, Any]]) -> None:
     """Whole or not at all: a log that is there is a run that is finished."""
     beside = path.with_suffix(".tmp")
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    beside.write_text(text, encoding="utf-8")
+    text = [json.dumps(line, ensure_ascii=False, separators=(",", ":")) for line in lines]
+    beside.write_text("\n".join(text) + "\n", encoding="utf-8")
     os.replace(beside, path)
 
 
@@ -620,7 +634,7 @@ def table(name: str, *, out: Path = LOGS) -> str:
 
     Arrows go from the first to the last 2,560 sampled responses. In the median of the responses to
     85 % a run that never gets there counts as infinite. There is no interval for two seeds, nor
-    where it would leave 0 to 100 %: then the seeds are of two kinds, and a mean says little.
+    where it would leave 0 to 100 %: it would say nothing.
     """
     experiment = find(name)
     head = ["row", "seeds", "steps", "held-out exact, %", "lowest, highest", "responses to 85 %"]
