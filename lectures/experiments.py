@@ -400,8 +400,8 @@ def summed_up(
 ) -> list[dict[str, Any]]:
     """metrics.jsonl's lines as a log keeps them: each step, or means from evaluation to evaluation.
 
-    CPU seconds are kept where there is an evaluation, and at the end. A number that some of these steps do not have
-    (a skipped update) is averaged over the others.
+    CPU seconds are kept where there is an evaluation, and at the end. A number that some of these
+    steps do not have (a skipped update) is averaged over the others.
     """
     lines, waiting = [], []
     for metrics in history:
