@@ -12,6 +12,7 @@ Left out: critics, KL, several inner steps (see `train`). Lecture 15.
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -64,7 +65,7 @@ class Learning:
 
     times: list[float]  # seconds: when the weights were ready
     objective: list[float]  # exact J, points
-    snapshots: list[Policy]  # version -> frozen policy
+    snapshots: list[Policy]  # version -> copy of the policy
 
     def seconds_to(self, level: float) -> float:
         """When J first reached `level`; nan if it never did."""
@@ -89,11 +90,13 @@ def learn(
     Group N answers prompt N modulo their number, `trace.setup.group` times, sampled from the
     weights of `group.version`; the update that trained it in the trace trains it here. Only the
     clock knows the trace's long answers: the toy's have their own lengths. A partial answer counts
-    as written by its oldest weights. Without staleness this is `train` with one inner step.
+    as written by its oldest weights. Without staleness, and with as many groups in an
+    update as prompts, this is `train` with one inner step, number by number.
 
     algorithm  : a row or its name; its KL term, if any, is left out
     correction : one of the four above, or your own
-    Raises ValueError for a row that needs a critic, FloatingPointError if J is not finite.
+    Raises ValueError for a row that needs a critic, FloatingPointError where weights become NaN
+    or infinite.
     """
     row = algorithm if isinstance(algorithm, Algorithm) else ALGORITHMS[algorithm]
     if row.needs_critic:
@@ -102,15 +105,15 @@ def learn(
     prompts, policy = check_prompts(prompts), copy.deepcopy(policy)
     dice = torch.Generator().manual_seed(seed)
     optimise = optimizer(policy.parameters(), lr=learning_rate)
-    snapshots = [_frozen(policy)]
+    snapshots = [copy.deepcopy(policy)]
     for groups in trace.batches:
-        by_version = sorted(groups, key=lambda group: group.version)
-        rows = prompts[torch.tensor([group.index % len(prompts) for group in by_version])]
+        groups = sorted(groups, key=lambda group: group.version)
+        rows = prompts[torch.tensor([group.index % len(prompts) for group in groups])]
+        ages = Counter(group.version for group in groups)  # in the order of the groups
         parts = []
-        for row_of, group in zip(rows, by_version, strict=True):
-            sampler = snapshots[group.version]
-            answers = sampler.sample(row_of[None], trace.setup.group, seed=dice)
-            parts.append((answers, sampler.log_probs(row_of[None], answers)))
+        for version, asked in zip(ages, rows.split(list(ages.values())), strict=True):
+            answers = snapshots[version].sample(asked, trace.setup.group, seed=dice)
+            parts.append((answers, snapshots[version].log_probs(asked, answers).detach()))
         answers, logp_sampler = (torch.cat(part) for part in zip(*parts, strict=True))
         rewards = reward(rows[:, None], answers.unflatten(0, (-1, trace.setup.group)))
         logp = policy.log_probs(rows, answers)
@@ -119,16 +122,15 @@ def learn(
         optimise.zero_grad()
         row.loss(correction(batch, logp_sampler)).backward()
         optimise.step()
-        snapshots.append(_frozen(policy))
+        if not all(bool(torch.isfinite(x).all()) for x in policy.parameters()):
+            raise FloatingPointError(
+                f"{row.name}, update {len(snapshots) - 1}: the weights are not finite any more; "
+                "lower learning_rate"
+            )
+        snapshots.append(copy.deepcopy(policy))
     with torch.no_grad():
         objective = [expected_reward(one, prompts, reward).item() for one in snapshots]
-    if not all(map(math.isfinite, objective)):
-        raise FloatingPointError(f"{row.name}: J is not finite; lower learning_rate")
     return Learning([0.0, *(update.end for update in trace.updates)], objective, snapshots)
-
-
-def _frozen(policy: Policy) -> Policy:
-    return copy.deepcopy(policy).requires_grad_(False)
 
 
 def exact_weights(
