@@ -641,8 +641,7 @@ def table(name: str, *, out: Path = LOGS) -> str:
 
     Held-out exact is that of the last evaluation; *over the run* is the mean of all. Arrows go from
     the first to the last 2,560 sampled responses. In the median of the responses to 85 % a run that
-    never gets there counts as infinite. There is no interval for two seeds, nor where it would leave
-    0 to 100 %.
+    never gets there counts as infinite. No interval for two seeds, nor where it leaves 0 to 100 %.
     """
     experiment = find(name)
     head = ["row", "seeds", "steps", "held-out exact, %", "lowest, highest", "over the run, %"]
