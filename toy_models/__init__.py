@@ -7,6 +7,12 @@
     train.py      one short loop for every row of `policy_gradients.ALGORITHMS`
     trust_region.py  natural gradient, TRPO and PPO-penalty on any of the policies
     silent_bugs.py   a trainer of replaceable parts, and the mistakes people plant in it
+    race.py       rows of the table at equal samples, over seeds
+    routing.py    the router of a sparse model
+    actor_learner.py   samplers, a queue and a learner in simulated time
+    stale_learning.py  what their staleness does to J
+    serving.py    lengths, shared prefixes, packing, speculative decoding in closed form
+    tool_use.py   several turns with a tool in a limited child process
 
     task = SortingTask(vocab_size=3, length=3)
     policy = PositionalPolicy(3, 3, seed=0)

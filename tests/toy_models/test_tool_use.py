@@ -1,6 +1,7 @@
 """The asking agent: exact resets, tools that fail in time, masks, and gradients by enumeration."""
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -234,12 +235,12 @@ def test_trained_observations_touch_only_their_own_weights_where_nothing_is_shar
 
 
 def test_an_observations_score_has_mean_zero_only_where_the_policy_predicts_the_tool():
-    """Hidden lists without a say: after "compare 1 2", half of the orders answer "<"."""
+    """With weights R + 1: the extra term is large, and zero once the tool is predicted."""
     policy = AskingPolicy(shared=False).double()
-    constant = {"baseline": -1.0, "train_observations": True}  # R + 1: a constant reward, mostly
 
     def extra() -> torch.Tensor:
-        return (expected_estimate(policy, **constant) - exact_gradient(policy)).norm()
+        unmasked = expected_estimate(policy, baseline=-1.0, train_observations=True)
+        return (unmasked - exact_gradient(policy)).norm()
 
     assert extra() > 0.1
     fit = torch.optim.LBFGS([policy.weights], lr=1, max_iter=200, tolerance_grad=1e-10)
@@ -265,8 +266,6 @@ def test_sampled_gradients_average_to_the_exact_one(policy):
         played = rollout(policy, ORDERS, 8, seed=seed)
         logp = policy.log_probs(played.tokens)
         advantages = row.advantage(played.rewards.double()).reshape(-1, 1)
-        from dataclasses import replace
-
         loss = replace(row, kl="none", kl_coefficient=0.0).loss(
             Batch(logp, logp.detach(), advantages, played.mask, length=LENGTH)
         )
@@ -282,11 +281,11 @@ def test_sampled_gradients_average_to_the_exact_one(policy):
 
 @pytest.fixture(scope="module")
 def runs():
-    """Three seeds, right and with the bug: 200 steps each."""
+    """Three seeds, two of them with the bug as well: 200 steps each."""
     return {
         bug: [train(AskingPolicy(), "rloo", every=50, seed=s, train_observations=bug)
-              for s in range(3)]
-        for bug in (False, True)
+              for s in range(seeds)]
+        for bug, seeds in ((False, 3), (True, 2))
     }  # fmt: skip
 
 
@@ -303,7 +302,7 @@ def test_it_learns_to_ask_before_it_answers(runs):
 
 
 def test_training_on_observations_teaches_to_invent_them(runs):
-    for right, wrong in zip(runs[False], runs[True], strict=True):
+    for right, wrong in zip(runs[False], runs[True], strict=False):
         half = [records[2] for records in (right, wrong)]
         assert half[1].invented > 2 * half[0].invented
         assert wrong[-1].objective < right[-1].objective
