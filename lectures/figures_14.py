@@ -152,7 +152,7 @@ WAYS = {
     "per answer": "gspo",
     "per answer, ≤ 2": "cispo",
     "dropped above 2": "rloo",
-    "TOPR": "sapo",
+    "TOPR": "max_only",
 }
 LOOKS = {name: style(method) for name, method in WAYS.items()}
 BAND = "#ececec"
