@@ -1,7 +1,7 @@
 """What only lecture 12 draws and quotes: no arithmetic worth reading.
 
 The pictures take numbers that the lecture has computed and return a figure for
-`lectures.figures.show`; `quoted_lines` shows single lines of the trainer's real source.
+`lectures.figures.show`; `lines_table` quotes single lines of the trainer's real source.
 """
 
 import inspect
@@ -210,7 +210,8 @@ def folded_compass(true: torch.Tensor, clouds: dict[str, tuple[str, torch.Tensor
     for title, (name, samples) in clouds.items():
         look = style(name)
         x, y = _folded(true, samples)
-        axis.plot(x, y, look["marker"], color=look["color"], alpha=0.5, markersize=5, label=title)
+        face = {"markersize": 9, "fillstyle": "none"} if name == "rloo" else {"markersize": 5}
+        axis.plot(x, y, look["marker"], color=look["color"], alpha=0.6, label=title, **face)
         x, y = _folded(true, samples.mean(0, keepdim=True))
         ring = {"markersize": 9, "markeredgecolor": "white", "markeredgewidth": 1.1}
         axis.plot(x, y, "X", color=look["color"], **ring)
@@ -219,7 +220,7 @@ def folded_compass(true: torch.Tensor, clouds: dict[str, tuple[str, torch.Tensor
     axis.text(-0.47, 0.036, "lowers J", fontsize=9, color="#7a4a35")
     axis.set(xlim=(-0.5, 1.6), yscale="log", ylim=(0.03, 16))
     axis.set(xlabel="part along ∇J (in |∇J|)", ylabel="length of all that is across")
-    axis.legend(loc="center left", bbox_to_anchor=(0.0, 0.62), fontsize=8.5)
+    axis.legend(loc="upper left", fontsize=9)
     return figure
 
 
@@ -230,18 +231,20 @@ def _folded(true: torch.Tensor, samples: torch.Tensor) -> tuple[torch.Tensor, to
     return along / true.norm(), across / true.norm()
 
 
-def cuts(examples: dict[str, dict[str, list[str]]]) -> None:
-    """A table of words: the pieces they are read in, and those that the answer is written in."""
+def cuts_table(examples: dict[str, dict[str, list[str]]]) -> str:
+    """Words: the pieces they are read in, and those that the answer is written in."""
     rows = ["| word | read as | to be written as |", "|:--|:--|:--|"]
     for word, seen in examples.items():
         written = seen["answer"][: seen["answer"].index("</")]  # from the tag's last piece on
         last = max(i for i, piece in enumerate(written) if ">" in piece)
-        columns = (seen["prompt"], written[last:])
-        rows.append(
-            f"| {word} | " + " | ".join(" ".join(f"`{p}`" for p in c) for c in columns) + " |"
-        )
-    text = "\n".join(rows)
-    display({"text/markdown": text, "text/plain": text}, raw=True)
+        columns = [" ".join(f"`{p}`" for p in parts) for parts in (seen["prompt"], written[last:])]
+        rows.append(f"| {word} | {columns[0]} | {columns[1]} |")
+    return "\n".join(rows)
+
+
+def show_table(markdown: str) -> None:
+    """Display a Markdown table."""
+    display({"text/markdown": markdown, "text/plain": markdown}, raw=True)
 
 
 Learner = step.Learner
@@ -278,10 +281,8 @@ LINES = (  # idea, tag, function, a piece of the line that does it
 )
 
 
-def quoted_lines(
-    rows: Sequence[tuple[str, str, Callable | property, str]] = LINES,
-) -> None:
-    """A table: idea, tag, where, and the one line of the function's source that does it.
+def lines_table(rows: Sequence[tuple[str, str, Callable | property, str]] = LINES) -> str:
+    """Idea, tag, where, and the one line of the function's source that does it.
 
     Raises ValueError unless exactly one line of the function holds the piece: the table cannot say
     what the source does not.
@@ -295,5 +296,4 @@ def quoted_lines(
         file, line = function.__module__.split(".")[-1], lines[0].split("  # ")[0]
         where = f"`{file}.py` `{function.__qualname__}`"
         table.append(f"| {idea} | {tag} | {where} | `{line.replace('|', chr(92) + '|')}` |")
-    text = "\n".join(table)
-    display({"text/markdown": text, "text/plain": text}, raw=True)
+    return "\n".join(table)

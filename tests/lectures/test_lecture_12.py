@@ -5,12 +5,14 @@ by hand are right, and its table of source lines refuses a line that is not ther
 """
 
 import json
+import math
 import re
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from lectures import figures_12
 from llm_trainer.memory import KNOWN, shape_of
@@ -49,6 +51,11 @@ def test_sizes_told_in_text(lecture):
     assert "151,643" in text(lecture, "tokens-after")
     assert "151,387" in text(lecture, "tokens-after")
     assert 151_643 - 256 == 151_387
+    for vocabulary, power in ((110, 22), (151_669, 57)):  # rows of a table: a prefix each
+        assert f"10^{{{power}}}" in text(lecture, "puzzle-text")
+        assert math.log10(sum(vocabulary**k for k in range(12))) == pytest.approx(power, abs=0.5)
+    assert math.log(110) == pytest.approx(4.7, abs=0.05)
+    assert math.log(151_936) == pytest.approx(11.9, abs=0.05)
     bytes_per_token = 28 * 2 * 8 * 128 * 2
     assert "112 KB" in text(lecture, "cache-after")
     assert bytes_per_token == 112 * 2**10
@@ -87,12 +94,15 @@ def test_folded_solutions_run(sampled, exercise):
     exec(code, sampled.names)  # their own asserts are the claim
     if exercise == "exercise-3":
         assert len(code.strip().splitlines()) <= 10
+    else:  # the check fires from .001 on, as told
+        assert sampled["gaps"][1e-3] > 1e-4
 
 
-def test_the_table_of_lines_quotes_the_source_or_fails():
-    figures_12.quoted_lines()
+def test_the_table_of_lines_quotes_the_source_or_fails(lecture):
+    shown = "".join(lecture.cells["code"]["outputs"][0]["data"]["text/markdown"])
+    assert shown == figures_12.lines_table()
     with pytest.raises(ValueError, match="0 lines hold"):
-        figures_12.quoted_lines([("nothing", "[LM-1]", figures_12.flat, "not in it")])
+        figures_12.lines_table([("nothing", "[LM-1]", figures_12.flat, "not in it")])
 
 
 def test_the_ten_core_files_are_quoted():
@@ -136,3 +146,20 @@ def test_the_folded_compass_folds():
     along, across = figures_12._folded(north, unit)
     assert (along.item(), across.item()) == pytest.approx((1, 5))
     plt.close(figures_12.folded_compass(north, {"one": ("rloo", unit.repeat(3, 1))}))
+
+
+def test_with_learned_positions_the_warning_is_right(lecture):
+    """GPT-2's class: counting the padding is another network; Qwen's does not mind (exercise 3)."""
+    torch.manual_seed(0)
+    net = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2)).eval()
+    net.transformer.wpe.weight.data.mul_(10)  # as large as trained ones, beside the embeddings
+    row = torch.arange(8)[None]
+    padded, seen = torch.cat([torch.zeros_like(row[:, :3]), row], 1), torch.ones(1, 11).long()
+    seen[:, :3] = 0
+    alone = net(row).logits[0, -1].log_softmax(-1)
+    for places, differs in (
+        (torch.arange(11), True),
+        ((seen.cumsum(1) - 1).clamp(min=0)[0], False),
+    ):
+        found = net(padded, attention_mask=seen, position_ids=places[None]).logits[0, -1]
+        assert ((found.log_softmax(-1) - alone).abs().max() > 0.01) == differs
