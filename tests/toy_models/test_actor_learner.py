@@ -314,6 +314,22 @@ def test_corrections_weigh_the_sampled_answers_as_the_exact_weights_say(stale):
     assert uncorrected(batch, logp_sampler) is batch
 
 
+def test_stale_answers_come_from_the_stale_policy():
+    """Under its own samples a policy is likelier than any other: the mean of log π_s/π is a KL."""
+    gaps = []
+
+    def spy(batch, logp_sampler):
+        gaps.append((logp_sampler - batch.logp.detach()).sum(1).mean().item())
+        return batch
+
+    trace = simulate(replace(LOOPS["slow learner"], prompts=6), updates=20)
+    learn(trace, fresh_policy(), PROMPTS, TASK.reward, "rloo", learning_rate=12.0, correction=spy)
+    ages = [batch[0].staleness for batch in trace.batches]
+    assert gaps[0] == ages[0] == 0
+    assert all(gap > 0.05 for gap, age in zip(gaps, ages, strict=True) if age > 3)
+    assert max(ages) == 6
+
+
 def test_half_the_time_for_the_same_policy():
     """One step off reaches 4.5 of 5 points earlier than waiting, for every seed."""
     waits, off = (

@@ -153,6 +153,8 @@ def test_a_hanging_tool_is_an_observation_and_the_episode_goes_on():
     assert steps[0] == ((ERROR,), 0.0, False)
     assert steps[1].reward == 1.0
     assert "no answer within 0.5 s" in env.last_error
+    env.reset(seed=0)
+    assert env.last_error is None
 
 
 def test_a_tool_that_babbles_is_an_error_too():
