@@ -215,7 +215,7 @@ def tapers(flows: dict[str, dict[str, object]], steps) -> Figure:
         axes, {"KL": "KL(author‖policy), nats", "J": "exact J (points of 4)"}.items(), strict=True
     ):
         for name, seen in flows.items():
-            axis.plot(steps[1:], np.asarray(seen[what])[1:], **LOOKS[name], label=name)
+            axis.plot(steps, np.asarray(seen[what]), **LOOKS[name], label=name)
         axis.set(xscale="log", xlabel="steps on one old batch", ylabel=label)
     axes[0].set_yscale("log")
     axes[0].legend(fontsize=8.5, loc="upper left")
