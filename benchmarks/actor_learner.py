@@ -45,7 +45,6 @@ KINDS: dict[str, tuple[int | None, list[str]]] = {  # name → (max_staleness, f
     "two_0": (0, []),
     "two_1_clip": (1, []),
     "two_4_clip": (4, []),
-    "two_4_weights": (4, WEIGHTS),
     "two_16_weights": (16, WEIGHTS),
     "two_16_nothing": (16, NOTHING),
 }
