@@ -34,6 +34,10 @@ LECTURES = {
     "09": "09_loss_aggregation_and_length_bias",
     "10": "10_the_variant_family",
     "11": "11_silent_bugs",
+    "12": "12_from_toy_to_qwen",
+    "13": "13_experiments",
+    "14": "14_off_policy_correction",
+    "15": "15_systems_and_agents",
 }
 STATEMENT = "the statement"  # "the statement, [PREF-2]": explained in the homework's own text
 RESULTS = {  # what a question may ask for -> is this dtype accepted?
