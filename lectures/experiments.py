@@ -9,10 +9,10 @@
     steps, exact = runs["group_2"][0].column("eval/exact")
     again = run("group", "group_2", seed=0)                 # trains it now
 
-A row is `configs/grpo_tiny.yaml` (sums: `grpo_tiny_arithmetic.yaml`) with the changes named here.
-Rows of one experiment stop after the same number of *sampled* responses, thrown-away ones included,
-and are evaluated, on the same held-out questions, each time another 1,280 of them were sampled. The
-same settings are trained once, in the first experiment that has them, and read by all.
+A row is `configs/grpo_tiny.yaml` with the changes named here. Rows of one experiment stop after the
+same number of *sampled* responses, thrown-away ones included, and are evaluated, on the same 1,000
+words, each time another 1,280 of them were sampled. The same settings are trained once, in the
+first experiment that has them, and read by all.
 
 A log, `reference_runs/experiments/NAME/ROW_seedS.jsonl`, has the run's settings in its first line.
 Each further line has the names of `metrics.jsonl`, to four digits, for one step (`reference` and
@@ -85,10 +85,9 @@ CHOSEN = ("letters", "order", "only")  # fields of a row that say which words ar
 
 @dataclass(frozen=True)
 class Row:
-    """What is changed in a shipped configuration, as for `--set`, and which words are drawn."""
+    """What is changed in the shipped configuration, as for `--set`, and which words are drawn."""
 
     changes: tuple[str, ...] = ()
-    config: str = "grpo_tiny"
     letters: tuple[int, int] | None = None  # only words this long are trained on; None: 3 to 7
     order: str = ""  # easy_first, hard_first: the same words as without, sorted by length
     only: int = 0  # the first so many words again and again, and a look at their accuracy too
@@ -218,11 +217,6 @@ EXPERIMENTS = {
             "prompts_64_lr_scaled": sized(64, 8, "lr=1e-3"),
         },
     ),
-    "arithmetic": Experiment(
-        "The same code on sums: does it learn another task, with less partial credit?",
-        {"grpo": row(config="grpo_tiny_arithmetic")},
-        responses=LONG,
-    ),
     "words": Experiment(
         "Is it learned, or learned by heart? `train/exact` is greedy accuracy on the words that "
         "are trained on (up to 1,000 of them).",
@@ -280,9 +274,9 @@ def home(name: str, label: str) -> tuple[str, str]:
 def settings(name: str, label: str, seed: int) -> Config:
     """The configuration of one run. How often it is evaluated is decided by `Watched`."""
     experiment = find(name, label)
-    chosen = experiment.rows[label]
     fixed = [f"seed={seed}", "device=cpu", "eval_every=1"]
-    config = load_config(CONFIGS / f"{chosen.config}.yaml", [*fixed, *chosen.changes])
+    changes = [*fixed, *experiment.rows[label].changes]
+    config = load_config(CONFIGS / "grpo_tiny.yaml", changes)
     steps = math.ceil(experiment.responses / (config.prompts * config.group))
     return with_values(config, steps=steps)
 
