@@ -291,38 +291,24 @@ def misspelt(entry: dict, rng: random.Random) -> str:
 
 
 def miscalculated(entry: dict, rng: random.Random) -> str:
-    """Half `without_carries`; a quarter one digit off by one, a quarter one digit dropped.
+    """Three quarters overlook the last number of the sum; a quarter has one digit off by one.
 
-    Without carries the answer is right where there is nothing to carry: easy sums are shown right
-    more often.
+    An expression with anything but + and - is always wrong by a digit.
     """
-    kind, expression, right = rng.random(), entry["metadata"]["expression"], entry["answer"]
-    if kind < 0.5 and SUM.fullmatch(expression):
-        return without_carries(expression)
-    digits, first = list(right), int(right.startswith("-"))
-    i = rng.randrange(first, len(digits))
-    if kind < 0.75 or len(digits) == first + 1:
-        digits[i] = str((int(digits[i]) + rng.choice([-1, 1])) % 10)
-    else:
-        del digits[i]
+    expression, digits = entry["metadata"]["expression"], list(entry["answer"])
+    if rng.random() < 0.75 and SUM.fullmatch(expression):
+        return overlooked(expression)
+    i = rng.randrange(digits[0] == "-", len(digits))
+    digits[i] = str((int(digits[i]) + rng.choice([-1, 1])) % 10)
     return "".join(digits)
 
 
-def without_carries(expression: str) -> str:
-    """A sum worked out column by column, as children do who have not learned to carry.
-
-    47 + 38 = 75: a column keeps its last digit. 52 - 38 = 26: the smaller digit is taken from the
-    larger one, wherever it stands.
-    """
-    result, *rest = expression.split()
-    for sign, number in zip(rest[::2], rest[1::2], strict=True):
-        width = max(len(result), len(number))
-        columns = zip(result.zfill(width), number.zfill(width), strict=True)
-        pairs = [(int(above), int(below)) for above, below in columns]
-        result = "".join(str((a + b) % 10 if sign == "+" else abs(a - b)) for a, b in pairs)
-    return str(int(result))
+def overlooked(expression: str) -> str:
+    """What a sum is without its last number: "7 + 8 - 6" is 15."""
+    without, _, _ = expression.rsplit(" ", 2)
+    return str(sum(int(term) for term in re.findall(r"-?\d+", without.replace(" ", ""))))
 
 
 # The tasks that the warm start can demonstrate, each with the wrong answers that it invites.
 MISTAKES = {"spell_backward": misspelt, "basic_arithmetic": miscalculated}
-SUM = re.compile(r"\d+(?: [+-] \d+)*")
+SUM = re.compile(r"\d+(?: [+-] \d+)+")

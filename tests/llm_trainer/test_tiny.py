@@ -120,31 +120,22 @@ def sum_entry(expression):
 
 def test_wrong_sums_are_mixed_as_described():
     rng, config = random.Random(0), WarmstartConfig(right_share=0.3, always_right=0)
-    shown = [tiny.demonstration(sum_entry("47 + 38"), rng, config) for _ in range(4000)]
+    shown = [tiny.demonstration(sum_entry("7 + 8 + 6"), rng, config) for _ in range(4000)]
     share = {
-        "right": sum(s == "85" for s in shown) / 4000,
-        "not carried": sum(s == "75" for s in shown) / 4000,  # a slip makes it 75 too
-        "dropped": sum(s in ("8", "5") for s in shown) / 4000,
-        "slipped": sum(s in ("95", "84", "86") for s in shown) / 4000,
+        "right": sum(s == "21" for s in shown) / 4000,
+        "overlooked": sum(s == "15" for s in shown) / 4000,
+        "a digit": sum(s in ("11", "31", "20", "22") for s in shown) / 4000,
     }
-    slip = 0.7 / 4
-    wanted = {"right": 0.3, "not carried": 0.35 + slip / 4, "dropped": slip, "slipped": slip * 0.75}
+    wanted = {"right": 0.3, "overlooked": 0.7 * 0.75, "a digit": 0.7 * 0.25}
     assert share == pytest.approx(wanted, abs=0.03)
 
 
 @pytest.mark.parametrize(
     ("expression", "answer"),
-    [
-        ("47 + 38", "75"),  # 7 + 8 = 15 keeps its 5
-        ("52 - 38", "26"),  # 8 - 2, since 2 is the smaller
-        ("13 - 92", "81"),
-        ("100 + 7", "107"),  # nothing to carry
-        ("7 + 8 + 6", "1"),
-        ("10 - 9 - 4", "15"),  # 10 - 9 = 19, 19 - 4 = 15
-    ],
+    [("7 + 8 + 6", "15"), ("47 - 38", "47"), ("10 - 9 - 4 + 3", "-3"), ("0 + 10 - 2", "10")],
 )
-def test_sums_without_carries(expression, answer):
-    assert tiny.without_carries(expression) == answer
+def test_a_sum_with_its_last_number_overlooked(expression, answer):
+    assert tiny.overlooked(expression) == answer
 
 
 @pytest.mark.parametrize("expression", ["3 - 10", "2 * 40", "( 4 + 5 ) - 9", "7 + 5 - 2"])
