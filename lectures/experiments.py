@@ -9,7 +9,7 @@
     steps, exact = runs["group_2"][0].column("eval/exact")
     again = run("group", "group_2", seed=0)                 # trains it now
 
-A row is `configs/grpo_tiny.yaml` with the changes named here. Rows of one experiment stop after the
+A row is `configs/grpo_tiny.yaml` (sums: `grpo_tiny_arithmetic.yaml`) with the changes named here. Rows of one experiment stop after the
 same number of *sampled* responses, thrown-away ones included, and are evaluated, on the same 1,000
 words, each time another 1,280 of them were sampled. The same settings are trained once, in the
 first experiment that has them, and read by all.
@@ -91,6 +91,7 @@ class Row:
     letters: tuple[int, int] | None = None  # only words this long are trained on; None: 3 to 7
     order: str = ""  # easy_first, hard_first: the same words as without, sorted by length
     only: int = 0  # the first so many words again and again, and a look at their accuracy too
+    config: str = "grpo_tiny"  # the shipped configuration that is changed
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,11 @@ EXPERIMENTS = {
             "prompts_64_lr_scaled": sized(64, 8, "lr=1e-3"),
         },
     ),
+    "arithmetic": Experiment(
+        "The same code on sums of three numbers: does it learn another task?",
+        {"grpo": row(config="grpo_tiny_arithmetic")},
+        responses=51_200,
+    ),
     "words": Experiment(
         "Is it learned, or learned by heart? `train/exact` is greedy accuracy on the words that "
         "are trained on (up to 1,000 of them).",
@@ -275,8 +281,8 @@ def settings(name: str, label: str, seed: int) -> Config:
     """The configuration of one run. How often it is evaluated is decided by `Watched`."""
     experiment = find(name, label)
     fixed = [f"seed={seed}", "device=cpu", "eval_every=1"]
-    changes = [*fixed, *experiment.rows[label].changes]
-    config = load_config(CONFIGS / "grpo_tiny.yaml", changes)
+    chosen = experiment.rows[label]
+    config = load_config(CONFIGS / f"{chosen.config}.yaml", [*fixed, *chosen.changes])
     steps = math.ceil(experiment.responses / (config.prompts * config.group))
     return with_values(config, steps=steps)
 
