@@ -9,10 +9,10 @@
     steps, exact = runs["group_2"][0].column("eval/exact")
     again = run("group", "group_2", seed=0)                 # trains it now
 
-A row is `configs/grpo_tiny.yaml` (sums: `grpo_tiny_arithmetic.yaml`) with the changes named here. Rows of one experiment stop after the
-same number of *sampled* responses, thrown-away ones included, and are evaluated, on the same 1,000
-words, each time another 1,280 of them were sampled. The same settings are trained once, in the
-first experiment that has them, and read by all.
+A row is `configs/grpo_tiny.yaml` (sums: `grpo_tiny_arithmetic.yaml`) with the changes named here.
+Rows of one experiment stop after the same number of *sampled* responses, thrown-away ones included,
+and are evaluated, on the same 1,000 words, each time another 1,280 of them were sampled. The same
+settings are trained once, in the first experiment that has them, and read by all.
 
 A log, `reference_runs/experiments/NAME/ROW_seedS.jsonl`, has the run's settings in its first line.
 Each further line has the names of `metrics.jsonl`, to four digits, for one step (`reference` and
