@@ -133,7 +133,9 @@ def png(figure: Figure) -> bytes:
     dpi = SCREEN_DPI * PIXELS_PER_SCREEN_PIXEL
     figure.savefig(buffer, format="png", dpi=dpi, bbox_inches="tight", pad_inches=0.05)
     plt.close(figure)
-    image = Image.open(buffer).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    image = Image.open(buffer).convert("RGB")
+    # Median cut, Pillow's default, gives the colour of a few marks to another method's.
+    image = image.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     small = io.BytesIO()
     image.save(small, format="png", optimize=True)
     return small.getvalue()
