@@ -339,17 +339,17 @@ def memory(found: dict) -> None:
     )
 
 
-def batch_sizes(needed: dict, scale: float) -> None:
+def batch_sizes(needed: dict, scales: tuple[float, float]) -> None:
     """Responses to a level by prompts per step: "prompts_P" or "prompts_P_lr_scaled" → seeds.
 
-    scale : a noise scale in prompts, for [EXP-8]'s line; a second line has six times as much
+    scales : two noise scales in prompts, each for a line of [EXP-8]
     """
     figure, axis = plt.subplots(figsize=(6.0, 3.3))
     P = np.geomspace(3.2, 80, 60)
     middle = np.mean(needed["prompts_16"])
-    for factor, line in ((1, "-"), (6, ":")):
-        law = middle * (1 + P / (factor * scale)) / (1 + 16 / (factor * scale))
-        label = f"[EXP-8], noise scale {factor * scale:.0f} prompts"
+    for scale, line in zip(scales, ("-", ":"), strict=True):
+        law = middle * (1 + P / scale) / (1 + 16 / scale)
+        label = f"[EXP-8], noise scale {scale:.0f} prompts"
         axis.plot(P, law, color=FAINT, linestyle=line, linewidth=1.6, label=label)
     for label, values in needed.items():
         scaled = label.endswith("scaled")
@@ -370,8 +370,8 @@ def batch_sizes(needed: dict, scale: float) -> None:
     show(
         figure,
         "Responses up to 85 % held-out exact, a mark per seed. The lines are E ∝ 1 + P/𝓑 "
-        "through the mean at P = 16, for the noise scale at the start and for six times as "
-        "much.",
+        "through the mean at P = 16, for the noise scale at the start and after 60 "
+        "updates.",
         alt="Responses against prompts per step. With 4 prompts 5,000 to 11,500, with 16 5,000 to "
         "7,700, with 64 9,200 to 11,800; two rising lines, the steeper one for the smaller "
         "noise scale.",

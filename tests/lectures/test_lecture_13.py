@@ -5,12 +5,13 @@ solutions run; what is done by hand is right.
 """
 
 import math
+import re
 import statistics
 
 import pytest
 import torch
 
-from lectures import experiments, figures_13
+from lectures import experiments, figures_13, noise_scale
 from lectures.experiments import interval, load
 from llm_trainer.config import CONFIGS
 from llm_trainer.config import load as load_config
@@ -111,6 +112,31 @@ def test_numbers_of_the_batch_section(lecture):
     runs = load("batch")
     assert sorted(map(needed, runs["prompts_4"]))[::2] == [6400, 11520]
     assert set(map(needed, runs["prompts_4_lr_scaled"])) == {5120}
+
+
+def test_the_noise_scale_that_the_text_names(lecture):
+    assert "From 43 prompts at the start to some 190 after 60 updates" in text(
+        lecture, "noise-after"
+    )
+    assert "(43, 186)" in text(lecture, "batch")
+    lines = [{x["step"]: x["b_simple"] for x in run.lines} for run in noise_scale.load()]
+    start, later = ([x[step] for x in lines] for step in (0, 60))
+    assert statistics.fmean(start) == pytest.approx(43, abs=1)
+    assert statistics.fmean(later) == pytest.approx(186, abs=1)
+
+
+def test_sums_improve_as_told(lecture):
+    assert "From 50 to 73 %" in text(lecture, "arithmetic-after")
+    runs = load("arithmetic")["grpo"]
+    exact = [
+        statistics.fmean(100 * run.column("eval/exact")[1][k] for run in runs) for k in (0, -1)
+    ]
+    assert exact == pytest.approx([50.3, 72.9], abs=0.06)
+    shown = [s for s in runs[0].lines[-1]["samples"][:4] if s["place"].startswith("worst")]
+    assert len(shown) == 2
+    for s in shown:
+        numbers = [int(n) for n in re.findall(r"\d+", s["prompt"])]
+        assert abs(int(re.search(r"\d+", s["response"])[0]) - sum(numbers)) == 1
 
 
 def test_what_each_order_forgets(lecture):
