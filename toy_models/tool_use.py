@@ -26,6 +26,7 @@ Left out: free text, a tool with side effects, rewards for single turns. Lecture
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -36,8 +37,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import permutations
-from pathlib import Path
-from typing import NamedTuple
+from numbers import Real
+from typing import BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +89,9 @@ if sys.platform != "darwin":
     limits["AS"] = memory
 for name, limit in limits.items():
     resource.setrlimit(getattr(resource, "RLIMIT_" + name), (limit, limit))
-exec(compile(sys.argv[4], "tool", "exec"), {"__name__": "__main__"})
+with open(int(sys.argv[4]), "rb") as file:
+    code = file.read()
+exec(compile(code, "tool", "exec"), {"__name__": "__main__"})
 """
 
 
@@ -98,7 +101,7 @@ class Sandbox:
 
     wall_seconds : after this the child and its process group are killed
     cpu_seconds  : of computing, whole seconds     memory_mb : address space (not on macOS)
-    output_bytes : of any file it writes, what it prints included
+    output_bytes : of each file it writes, what it prints included (the number of files is free)
 
     It also gets an empty environment, an empty working directory that is deleted afterwards, and no
     right to start processes (the super-user keeps it). What it does not do: see the top of this
@@ -116,39 +119,46 @@ class Sandbox:
             raise RuntimeError(
                 "limits on a child process need Linux or macOS; use `compare` itself"
             )
-        limits = (self.cpu_seconds, self.memory_mb << 20, self.output_bytes)
-        command = [sys.executable, "-I", "-S", "-c", _CHILD, *map(str, limits), code]
         started = time.monotonic()
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            home = Path(folder)
-            (home / "in").write_text(data)
-            # Files, not pipes: a grandchild that keeps a pipe open would keep us waiting.
-            with (
-                (home / "in").open() as stdin,
-                (home / "out").open("w") as stdout,
-                (home / "err").open("w") as stderr,
-            ):
-                child = subprocess.Popen(
-                    command,
-                    stdin=stdin,
-                    stdout=stdout,
-                    stderr=stderr,
-                    cwd=home,
-                    env={},
-                    start_new_session=True,
-                )
+        # Files, not pipes: a grandchild that keeps a pipe open would keep us waiting. They have no
+        # name, so the child cannot put anything else in their place for us to read.
+        with (
+            tempfile.TemporaryFile() as program,
+            tempfile.TemporaryFile() as stdin,
+            tempfile.TemporaryFile() as stdout,
+            tempfile.TemporaryFile() as stderr,
+            tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home,
+        ):
+            for file, text in ((program, code), (stdin, data)):
+                file.write(text.encode(errors="surrogatepass"))
+                file.seek(0)
+            limits = (self.cpu_seconds, self.memory_mb << 20, self.output_bytes)
+            arguments = map(str, (*limits, program.fileno()))
+            child = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _CHILD, *arguments],
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=[program.fileno()],
+                cwd=home,
+                env={},
+                start_new_session=True,
+            )
             try:
-                code_or_signal = child.wait(self.wall_seconds)
+                status = child.wait(self.wall_seconds)
             except subprocess.TimeoutExpired:
-                code_or_signal = None
+                status = None
             finally:  # what it started too
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-            output = (home / "out").read_text(errors="replace")
-            lines = (home / "err").read_text(errors="replace").strip().splitlines()
+            output, complaint = (self._read(file) for file in (stdout, stderr))
         seconds = time.monotonic() - started
-        return ToolResult(output, self._why(code_or_signal, lines), seconds)
+        return ToolResult(output, self._why(status, complaint.strip().splitlines()), seconds)
+
+    def _read(self, file: BinaryIO) -> str:
+        file.seek(0)
+        return file.read(self.output_bytes).decode(errors="replace")
 
     def _why(self, status: int | None, lines: list[str]) -> str | None:
         if status == 0:
@@ -156,7 +166,8 @@ class Sandbox:
         if status is None:
             return f"no answer within {self.wall_seconds:g} s"
         if status < 0:
-            name = signal.Signals(-status).name
+            known = {int(number): number.name for number in signal.Signals}
+            name = known.get(-status, f"signal {-status}")
             return f"ended by {name} (limits: {self.cpu_seconds} CPU s, {self.memory_mb} MB)"
         return lines[-1] if lines else f"exit status {status}"
 
@@ -214,23 +225,31 @@ class SortByAsking:
         """Start over from these numbers, or from three drawn by `seed`; returns the context.
 
         Nothing survives a reset, so the same numbers and actions give the same episode. Raises
-        ValueError unless exactly one of the two is given and the numbers are three different ones.
+        ValueError unless exactly one of the two is given and the numbers are three different ones,
+        finite.
         """
         if (hidden is None) == (seed is None):
             raise ValueError("reset needs either hidden=(20, 5, 11) or seed=3")
         if hidden is None:
             dice = torch.Generator().manual_seed(seed)
             hidden = torch.randperm(100, generator=dice)[:3].tolist()
-        if len(hidden) != 3 or len(set(hidden)) != 3:
+        numbers = [x for x in hidden if isinstance(x, Real) and math.isfinite(x)]
+        if len(hidden) != 3 or len(set(numbers)) != 3:
             raise ValueError(f"hidden must be three different numbers, got {tuple(hidden)}")
         self.hidden, self.context, self.done = tuple(hidden), (PROMPT,), False
         self.last_error = None
         return self.context
 
     def step(self, action: int) -> Step:
-        """One action token. Raises RuntimeError after the end of an episode."""
+        """One action token. Raises RuntimeError after the end of an episode, ValueError for what is
+        no token."""
         if self.done:
             raise RuntimeError("the episode is over: call reset() first")
+        if type(action) is not int or not 0 <= action < len(TOKENS):
+            raise ValueError(
+                f"an action is the id of a token, a whole number from 0 to {len(TOKENS) - 1}, "
+                f"got {action!r}; TOKENS.index names them"
+            )
         calls = (len(self.context) - 1) // 2
         self.context = (*self.context, action)
         if action not in CALLS or calls == MAX_CALLS:
@@ -250,7 +269,7 @@ class SortByAsking:
             said = self.tool(self.hidden, i, j)
             if said not in ("<", ">"):
                 raise ValueError(f'the tool said {said!r}, not "<" or ">"')
-        except Exception as error:  # whatever a tool does, training goes on
+        except (Exception, SystemExit) as error:  # whatever a tool does, training goes on
             self.last_error = f"{type(error).__name__}: {error}"
             return ERROR
         return TOKENS.index(said)

@@ -1,5 +1,6 @@
 """The asking agent: exact resets, tools that fail in time, masks, and gradients by enumeration."""
 
+import sys
 import time
 from dataclasses import replace
 
@@ -101,9 +102,18 @@ def test_impossible_resets_are_refused():
     for wrong in ({}, {"hidden": (1, 2, 3), "seed": 0}):
         with pytest.raises(ValueError, match="either hidden"):
             env.reset(**wrong)
-    for hidden in ((1, 1, 2), (1, 2)):
+    for hidden in ((1, 1, 2), (1, 2), (1, "b", 2), (1, 2, float("nan"))):
         with pytest.raises(ValueError, match="three different numbers"):
             env.reset(hidden=hidden)
+
+
+@pytest.mark.parametrize("action", [1.0, True, None, "x", -1, len(TOKENS)])
+def test_what_is_no_token_is_refused_and_changes_nothing(action):
+    env = SortByAsking()
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="from 0 to 12"):
+        env.step(action)
+    assert (env.context, env.done) == ((PROMPT,), False)
 
 
 # --- the tool in its sandbox
@@ -123,12 +133,38 @@ def test_the_sandboxed_tool_says_what_the_tool_says():
         ("while True: print('x' * 1000)", "File too large"),
         ("import os; os.kill(os.getpid(), 11)", "ended by SIGSEGV"),
         ("import sys; sys.exit(3)", "exit status 3"),
+        ("print('<')\0", "null bytes"),
+        ("\ud800", "SyntaxError"),
     ],
 )
 def test_code_that_fails_says_why(code, reason):
     result = Sandbox(wall_seconds=60).run(code)
     assert reason in result.error
     assert len(result.output) <= 10_000
+
+
+CLEARED = "import os\nfor name in os.listdir(): os.remove(name)\n"
+REMOVED = "os.rmdir(os.getcwd())"
+
+
+@pytest.mark.parametrize(
+    "left", ["os.mkfifo(name)", "os.symlink('/dev/zero', name)", "os.mkdir(name)", ""]
+)
+def test_what_the_tool_leaves_in_its_folder_is_never_read(left):
+    """A pipe without a writer, a file without an end, no folder at all: what it printed counts."""
+    code = CLEARED + (f"for name in ('in', 'out', 'err'): {left}" if left else REMOVED)
+    result = Sandbox(wall_seconds=60).run(code + "\nprint('<')")
+    assert result[:2] == ("<\n", None)
+
+
+def test_a_signal_without_a_name_is_a_number():
+    assert Sandbox()._why(-40, []).startswith("ended by ")
+    assert Sandbox()._why(-99, []).startswith("ended by signal 99 (")
+
+
+def test_long_code_and_odd_data_reach_the_tool():
+    code = "print(len(input()))" + " # x" * 100_000
+    assert Sandbox(wall_seconds=60).run(code, "a\ud800").error is None
 
 
 def test_a_busy_tool_ends_by_its_cpu_limit():
@@ -155,6 +191,11 @@ def test_a_hanging_tool_is_an_observation_and_the_episode_goes_on():
     assert "no answer within 0.5 s" in env.last_error
     env.reset(seed=0)
     assert env.last_error is None
+
+
+def test_a_tool_that_leaves_is_an_error_too():
+    env, _ = play((1, 2, 3), CALLS[0], tool=lambda hidden, i, j: sys.exit(2))
+    assert (env.context[-1], env.last_error) == (ERROR, "SystemExit: 2")
 
 
 def test_a_tool_that_babbles_is_an_error_too():
