@@ -21,6 +21,7 @@ def test_a_log_has_every_step_and_its_settings(log):
     assert {line["prompts"] for line in log.lines} == {PROMPTS}
     assert log.head["command"].startswith("python -m lectures.noise_scale --seeds")
     assert set(log.head["config"]) <= {"seed", "device"}  # else the shipped configuration
+    assert len(log.head["commit"]) == 10, "made by files that no commit holds"
 
 
 def test_the_numbers_of_a_line_belong_together(log):
