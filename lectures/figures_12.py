@@ -59,16 +59,22 @@ def conversation(strips: dict[str, list[tuple[str, str, bool]]]) -> Figure:
         box = {"facecolor": fill, "edgecolor": edge, "linewidth": 1, "boxstyle": "round,pad=0.02"}
         axis.add_patch(FancyBboxPatch((x, 0.12), 0.13, 0.13, **box))
         said = axis.text(x + 0.20, 0.185, label, fontsize=8, va="center")
-        x += 0.34 + said.get_window_extent().width / figure.dpi
+        x += 0.29 + said.get_window_extent().width / figure.dpi
     return figure
 
 
 def told_apart(
-    prompt: list[str], answer: list[str], question: str, word: str, *, padding: int = 0
+    prompt: list[str],
+    answer: list[str],
+    question: str,
+    word: str,
+    *,
+    mask: Sequence[bool] | None = None,
 ) -> list[tuple[str, str, bool]]:
     """Pieces of a prompt and its answer, each with its kind and whether the mask holds it.
 
     prompt, answer : texts of the tokens; the answer's last one is the end token
+    mask : of the answer and the padding behind it; without one there is no padding
     question : the user's turn, inside the prompt; it ends with `word`
     """
     begin = "".join(prompt).index(question)
@@ -78,8 +84,10 @@ def told_apart(
         inside = begin < at <= end
         kind = "word" if inside and at > end - len(word) else "task" if inside else "format"
         found.append((piece, kind, False))
-    found += [(piece, "answer", True) for piece in answer[:-1]] + [(answer[-1], "end", True)]
-    return found + [("pad", "padding", False)] * padding
+    mask = [True] * len(answer) if mask is None else mask
+    kinds = ["answer"] * (len(answer) - 1) + ["end"] + ["padding"] * (len(mask) - len(answer))
+    pieces = answer + ["pad"] * (len(mask) - len(answer))
+    return found + list(zip(pieces, kinds, mask, strict=True))
 
 
 def visible(text: str) -> str:
@@ -110,24 +118,6 @@ def _token(axis: Axes, x, y, width, text, kind, trained) -> None:
     axis.text(x + width / 2, y - 0.10, int(trained), fontsize=7.5, color=ink, weight=weight, **look)
 
 
-def piece_counts(counts: dict[str, dict[str, int]]) -> Figure:
-    """Share of words by number of pieces: title → {number: words}."""
-    figure, axis = plt.subplots(figsize=(6.6, 3.0))
-    looks = [style("first")["color"], style("second")["color"]]
-    numbers = sorted({int(n) for table in counts.values() for n in table})
-    for shift, color, (title, table) in zip((-0.2, 0.2), looks, counts.items(), strict=True):
-        shares = [100 * table.get(str(n), 0) / sum(table.values()) for n in numbers]
-        hatch = "" if shift < 0 else "///"
-        look = {"color": color, "edgecolor": "white", "hatch": hatch, "label": title}
-        bars = axis.bar(np.array(numbers) + shift, shares, 0.38, **look)
-        labels = [f"{share:.0f}" if share >= 0.95 else f"{share:.1f}" for share in shares]
-        axis.bar_label(bars, labels, fontsize=8.5, padding=1)
-    axis.set(xlabel="pieces", ylabel="words (%)", xticks=numbers)
-    axis.grid(axis="x", visible=False)
-    axis.legend()
-    return figure
-
-
 PARTS = {
     "weights": ("#0072B2", ""),
     "gradients": ("#56B4E9", ""),
@@ -152,9 +142,12 @@ def memory_bars(bars: dict[str, list[tuple[str, dict[str, float]]]]) -> Figure:
                 left += size
             if left - begin > 1:
                 axis.plot([begin, left], [row - 0.36] * 2, color=INK, linewidth=1.1)
-                middle = {"ha": "center", "va": "top", "fontsize": 7.2}
-                axis.text((begin + left) / 2, row - 0.37, network, **middle)
-        axis.text(left + 3, row, f"{left:.0f} GB", va="center", weight="bold")
+                middle = {"ha": "center", "va": "top", "fontsize": 8}
+                axis.text((begin + left) / 2, row - 0.40, network, **middle)
+        thin = [f", {n} {sum(p.values()):.1f}" for n, p in bars[name] if sum(p.values()) < 1]
+        said = axis.text(left + 3, row, f"{left:.0f} GB", va="center", weight="bold")
+        if thin:  # too thin to be seen
+            axis.annotate("".join(thin), (1, 0), xycoords=said, va="bottom", fontsize=8)
     for part, (color, hatch) in PARTS.items():
         axis.bar(0, 0, color=color, hatch=hatch, edgecolor="white", label=part)
     axis.set_yticks(range(len(names)), names)
@@ -219,7 +212,7 @@ def folded_compass(true: torch.Tensor, clouds: dict[str, tuple[str, torch.Tensor
     axis.text(1.015, 14, "∇J", fontsize=10, va="top")
     axis.text(-0.47, 0.036, "lowers J", fontsize=9, color="#7a4a35")
     axis.set(xlim=(-0.5, 1.6), yscale="log", ylim=(0.03, 16))
-    axis.set(xlabel="part along ∇J (in |∇J|)", ylabel="length of all that is across")
+    axis.set(xlabel="part along ∇J (in |∇J|)", ylabel="length of all that is across (in |∇J|)")
     axis.legend(loc="upper left", fontsize=9)
     return figure
 
@@ -233,7 +226,7 @@ def _folded(true: torch.Tensor, samples: torch.Tensor) -> tuple[torch.Tensor, to
 
 def cuts_table(examples: dict[str, dict[str, list[str]]]) -> str:
     """Words: the pieces they are read in, and those that the answer is written in."""
-    rows = ["| word | read as | to be written as |", "|:--|:--|:--|"]
+    rows = ["| word | read as, after a blank | to be written as |", "|:--|:--|:--|"]
     for word, seen in examples.items():
         written = seen["answer"][: seen["answer"].index("</")]  # from the tag's last piece on
         last = max(i for i, piece in enumerate(written) if ">" in piece)
@@ -250,15 +243,11 @@ def show_table(markdown: str) -> None:
 Learner = step.Learner
 LINES = (  # idea, tag, function, a piece of the line that does it
     ("a row: surrogate, then average", "[VAR-1]", pg.Algorithm.loss, "per_token = self.surrogate("),
-    ("padding on the left has no position", "[LM-1]", batch.Prompts.positions, "cumsum"),
-    ("whole groups, never rows", "[GR-1]", batch.StepBatch.take, "rows = (index"),
-    ("the template wrote all markers", "[LM-1]", models.Policy.prompt, "add_special_tokens"),
+    ("whole groups: a prompt serves its rows", "[GR-1]", batch.StepBatch.take, "rows = (index"),
     ("the reference: adapters off", "[LM-6]", models.Policy.reference, "return replace"),
-    ("what is drawn from is reported", "[MAP-1]", rollout.decode, "F.log_softmax(logits / temp"),
     ("up to the first end token", "[MAP-5]", rollout.sample, "mask = response_mask"),
     ("the score of a softmax, in place", "[LM-7]", scoring.HeadLogProbs.backward, "z.scatter_add_"),
     ("advantages from groups", "[GR-1]", credit.compare, "= row.advantage(scores)"),
-    ("… or from a critic", "[GAE-13]", credit.criticise, "advantages, returns = gae("),
     ("your loss, or the row's", "[GR-2]", losses.Loss.__init__, "self.policy = own_loss"),
     ("the first ratio is 1", "[BUG-7]", invariants.check_start, "off = [((p.logp"),
     (
@@ -267,7 +256,6 @@ LINES = (  # idea, tag, function, a piece of the line that does it
         Learner.measure,
         "logp_old=batch.logp_s",
     ),
-    ("silent groups are not computed", "[GR-4]", Learner.teaches, "batch.advantages.abs()"),
     ("counts of the whole step", "[AGG-9]", step.count, "sequences=len"),
     (
         "the push on each token",
@@ -275,9 +263,15 @@ LINES = (  # idea, tag, function, a piece of the line that does it
         Learner.policy_gradient,
         "gradient = torch.autograd.grad",
     ),
-    ("the gradient's length is bounded", "[BUG-9]", Learner.clip, "clip_grad_norm_"),
     ("the reward's parts", "[LM-2]", train.rewarded, "rewards = sum("),
+)
+
+
+EXERCISE = (  # four more, without their tags, for exercise 1
+    ("silent groups are not computed", "[GR-4]", Learner.teaches, "batch.advantages.abs()"),
+    ("advantages from a critic", "[GAE-13]", credit.criticise, "advantages, returns = gae("),
     ("mixed groups only", "[GR-10]", train.collect, "keep = dapo_filter"),
+    ("the gradient's length is bounded", "[BUG-9]", Learner.clip, "clip_grad_norm_"),
 )
 
 
@@ -290,10 +284,17 @@ def lines_table(rows: Sequence[tuple[str, str, Callable | property, str]] = LINE
     table = ["| idea | tag | where | the line |", "|:--|:--|:--|:--|"]
     for idea, tag, function, piece in rows:
         function = function.fget if isinstance(function, property) else function
-        lines = [line.strip() for line in inspect.getsource(function).splitlines() if piece in line]
-        if len(lines) != 1:
-            raise ValueError(f"{function.__qualname__}: {len(lines)} lines hold {piece!r}")
-        file, line = function.__module__.split(".")[-1], lines[0].split("  # ")[0]
-        where = f"`{file}.py` `{function.__qualname__}`"
-        table.append(f"| {idea} | {tag} | {where} | `{line.replace('|', chr(92) + '|')}` |")
+        folder, file = function.__module__.split(".")
+        folder = f"{folder}/" if folder != "llm_trainer" else ""
+        where = f"`{folder}{file}.py` `{function.__qualname__}`"
+        line = quoted(function, piece).replace("|", r"\|")
+        table.append(f"| {idea} | {tag} | {where} | `{line}` |")
     return "\n".join(table)
+
+
+def quoted(function: Callable, piece: str) -> str:
+    """The one line of the function's source that holds the piece, without its comment."""
+    lines = [line.strip() for line in inspect.getsource(function).splitlines() if piece in line]
+    if len(lines) != 1:
+        raise ValueError(f"{function.__qualname__}: {len(lines)} lines hold {piece!r}")
+    return lines[0].split("  # ")[0]

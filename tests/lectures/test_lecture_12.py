@@ -4,6 +4,7 @@ The measured table it quotes is the benchmark's, its folded solutions run, the n
 by hand are right, and its table of source lines refuses a line that is not there.
 """
 
+import copy
 import json
 import math
 import re
@@ -12,11 +13,12 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
 
-from lectures import figures_12
-from llm_trainer.memory import KNOWN, shape_of
-from policy_gradients import leave_one_out
+from lectures import experiments, figures_12
+from llm_trainer import memory
+from llm_trainer.config import CONFIGS, load, with_values
+from llm_trainer.memory import shape_of
 
 LECTURE = "12_from_toy_to_qwen"
 USED = ["setup"]
@@ -57,8 +59,10 @@ def test_sizes_told_in_text(lecture):
     assert math.log(110) == pytest.approx(4.7, abs=0.05)
     assert math.log(151_936) == pytest.approx(11.9, abs=0.05)
     bytes_per_token = 28 * 2 * 8 * 128 * 2
-    assert "112 KB" in text(lecture, "cache-after")
-    assert bytes_per_token == 112 * 2**10
+    assert "114,688 bytes" in text(lecture, "cache-after")
+    assert bytes_per_token == 114_688
+    assert 2 ** (math.floor(math.log2(0.02)) - 7) == pytest.approx(1.2e-4, abs=5e-6)  # bfloat16
+    assert "1.2\\cdot10^{-4}" in text(lecture, "cache-after")
     assert "15 GB" in text(lecture, "cache-after")
     assert 128 * 1024 * bytes_per_token / 1e9 == pytest.approx(15, abs=0.1)
     assert "four to three, 56 to 42 GB" in text(lecture, "history-after")
@@ -66,26 +70,25 @@ def test_sizes_told_in_text(lecture):
     assert pytest.approx(0.44, abs=0.005) == 1 - 140 / 252
 
 
-def test_the_share_of_adapters_in_the_question(lecture):
-    """Rank 16 beside Qwen3-1.7B: one in a hundred."""
-    assert "one in a hundred" in text(lecture, "lora-after")
-    shape = shape_of("Qwen/Qwen3-1.7B")
-    assert 16 * shape.lora / shape.parameters == pytest.approx(0.01, abs=0.002)
-    assert pytest.approx(1 / 5, abs=0.02) == 77_824 / 408_320
-
-
 def test_exercise_1_by_hand(lecture):
-    told = text(lecture, "exercise-1").replace("{,}", ",")
-    sizes = KNOWN["Qwen/Qwen3-8B"]
-    assert (sizes["num_hidden_layers"], sizes["num_key_value_heads"], sizes["head_dim"]) == (
-        36,
-        8,
-        128,
-    )
-    assert f"{1000 * 36 * 2 * 8 * 128 * 2:,}" in told
-    advantages = leave_one_out(torch.tensor([[1.1, 0.3, 0.3, 0.3]], dtype=torch.float64))
-    assert advantages[0].tolist() == pytest.approx([0.8, -0.8 / 3, -0.8 / 3, -0.8 / 3])
-    assert advantages.sum().item() == pytest.approx(0, abs=1e-12)
+    told = text(lecture, "exercise-1")
+    longer = {"max_new_tokens": 2048, "shared_prefix": False, "gradient_checkpointing": True}
+    config = with_values(load(CONFIGS / "grpo_qwen3_1.7b_80gb.yaml"), **longer)
+    known = memory.estimate(config)
+    assert known.phase == "sampling"
+    assert known.sampling["attention cache"] == 128 * 2176 * 28 * 1024 * 6
+    assert "44.6 GiB" in told
+    assert known.sampling["attention cache"] / 2**30 == pytest.approx(44.6, abs=0.05)
+    of = shape_of(config.model)
+    k, tokens = memory.token_activations(of, config) + 4 * of.queries, 16 * 2176
+    by_hand = (28 * 4 * of.width + k) * tokens  # [LM-5]
+    assert "11.9 GiB" in told
+    assert by_hand / 2**30 == pytest.approx(11.9, abs=0.05)
+    parts = {**known.training, "activations": by_hand}
+    assert sum(parts.values()) / 2**30 == pytest.approx(25, abs=0.2)
+    for _, tag, function, piece in figures_12.EXERCISE:
+        assert figures_12.quoted(function, piece) in told
+        assert tag in told
 
 
 @pytest.mark.parametrize("exercise", ["exercise-2", "exercise-3"])
@@ -94,8 +97,35 @@ def test_folded_solutions_run(sampled, exercise):
     exec(code, sampled.names)  # their own asserts are the claim
     if exercise == "exercise-3":
         assert len(code.strip().splitlines()) <= 10
-    else:  # the check fires from .001 on, as told
-        assert sampled["gaps"][1e-3] > 1e-4
+
+
+def test_without_a_reward_for_the_format_half_the_runs_stop_ending(lecture):
+    """Section 3.3: three of six, from step 120 to 210 on, at an unchanged reward."""
+    told, found = text(lecture, "reward-after"), {}
+    assert "three of six committed runs" in told
+    for method in ("grpo", "rloo"):
+        for run in experiments.load("format")[f"{method}_format_0"]:
+            steps, cut = run.column("length/truncated")
+            if cut[-1] > 0.99:
+                first = int(steps[cut > 0.05][0])
+                found[method] = [*found.get(method, []), first]
+                assert run.column("reward/mean")[1][-1] == pytest.approx(0.97, abs=0.02)
+    assert {method: len(steps) for method, steps in found.items()} == {"grpo": 2, "rloo": 1}
+    begins = sorted(step for steps in found.values() for step in steps)
+    assert (begins[0], begins[-1]) == (120, 210)
+
+
+def test_prompt_tokens_have_a_push_once_ratios_differ():
+    """After [LM-10]: at a common ratio of 1.3 the clip takes the positive advantage away only."""
+    A = torch.tensor([0.8, -0.8 / 3, -0.8 / 3, -0.8 / 3])
+    logp = torch.full((4,), math.log(1.3), requires_grad=True)
+    gain = torch.minimum(logp.exp() * A, logp.exp().clamp(0.8, 1.2) * A)
+    gain.sum().backward()
+    assert logp.grad.sum().item() == pytest.approx(-1.04, abs=0.001)
+
+
+def test_qwen3_comes_without_dropout():
+    assert Qwen3Config().attention_dropout == 0
 
 
 def test_the_table_of_lines_quotes_the_source_or_fails(lecture):
@@ -117,7 +147,11 @@ def test_the_ten_core_files_are_quoted():
 
 def test_tokens_are_told_apart():
     parts = figures_12.told_apart(
-        ["<u>", "spell", " pl", "ane", "<a>"], ["ena", "E"], "spell plane", "plane"
+        ["<u>", "spell", " pl", "ane", "<a>"],
+        ["ena", "E"],
+        "spell plane",
+        "plane",
+        mask=[True, True, False],
     )
     assert [kind for _, kind, _ in parts] == [
         "format",
@@ -127,8 +161,9 @@ def test_tokens_are_told_apart():
         "format",
         "answer",
         "end",
+        "padding",
     ]
-    assert [trained for *_, trained in parts] == [False] * 5 + [True] * 2
+    assert [trained for *_, trained in parts] == [False] * 5 + [True] * 2 + [False]
 
 
 def test_the_committed_cuts_spell_the_words():
@@ -146,6 +181,25 @@ def test_the_folded_compass_folds():
     along, across = figures_12._folded(north, unit)
     assert (along.item(), across.item()) == pytest.approx((1, 5))
     plt.close(figures_12.folded_compass(north, {"one": ("rloo", unit.repeat(3, 1))}))
+
+
+def test_in_bfloat16_a_shift_of_positions_is_felt(lecture):
+    """Exercise 3: about .004 nats a token on average, where float32 has none."""
+    assert "by .004 nats on average" in text(lecture, "exercise-3")
+    policy, task = lecture["policy"], lecture["task"]
+    question, answer = task.question(task.entry("plane")), "<answer>enalp</answer><|im_end|>"
+    ids = policy.prompt(question) + policy.tokenizer(answer)["input_ids"]
+    row, places = torch.tensor([ids]), torch.arange(len(ids))[None]
+
+    def moved(kind):
+        net = copy.deepcopy(policy.model).to(kind).eval()
+        with torch.no_grad():
+            both = [net(row, position_ids=places + shift).logits.float() for shift in (0, 7)]
+        chosen = [z.log_softmax(-1)[0, :-1].gather(1, row[0, 1:, None])[18:] for z in both]
+        return (chosen[0] - chosen[1]).abs().mean().item()
+
+    assert moved(torch.float32) < 1e-5
+    assert 0.001 < moved(torch.bfloat16) < 0.02
 
 
 def test_with_learned_positions_the_warning_is_right(lecture):
