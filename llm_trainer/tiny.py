@@ -166,8 +166,11 @@ def cache_folder() -> Path:
 
 
 def teachable(task: TaskConfig) -> TaskConfig:
-    """The part of a mixture that the warm start knows how to demonstrate; if none, words only."""
-    mixture = {name: share for name, share in task.mixture.items() if name in MISTAKES}
+    """The part of a mixture that the warm start knows how to demonstrate; if none, words only.
+
+    In alphabetical order, or two ways of writing a mixture would draw other questions.
+    """
+    mixture = {name: share for name, share in sorted(task.mixture.items()) if name in MISTAKES}
     options = {name: own for name, own in task.options.items() if name in mixture}
     return task.model_copy(
         update={"mixture": mixture or {"spell_backward": 1.0}, "options": options}

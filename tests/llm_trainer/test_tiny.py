@@ -188,6 +188,18 @@ def test_a_mixture_teaches_what_can_be_demonstrated_and_nothing_else():
     assert tiny.teachable(TaskConfig(mixture={"leg_counting": 1})).mixture == {"spell_backward": 1}
 
 
+def test_a_mixture_teaches_the_same_in_whatever_order_it_is_written():
+    """The cache's key does not know the order, so the draws must not."""
+    shares = [("spell_backward", 1), ("basic_arithmetic", 3)]
+
+    def drawn(shares):
+        settings = {"mixture": dict(shares), "options": SUMS.options, "held_out": 50}
+        task, rng = load_task(tiny.teachable(TaskConfig(**settings))), random.Random(0)
+        return [task.draw(rng)["question"] for _ in range(20)]
+
+    assert drawn(shares) == drawn(reversed(shares))
+
+
 def test_no_held_out_question_is_demonstrated(monkeypatch):
     shown = []
     monkeypatch.setattr(
