@@ -17,6 +17,7 @@ Left out: weights, and what the real chat template does with tools and with earl
 """
 
 import base64
+import hashlib
 import importlib.util
 from collections import Counter
 from collections.abc import Iterable
@@ -30,8 +31,11 @@ from llm_trainer.task import Spelling
 from llm_trainer.tiny import CHAT_TEMPLATE, END, PAD, START
 
 PACKAGE, FILE = "dashscope", "resources/qwen.tiktoken"
-HOW = f"pip install --no-deps {PACKAGE}==2.0.2"
+VERSION = f"{PACKAGE}==2.0.2"
+HOW = f"pip install --no-deps {VERSION}"
 PIECES = 151_643
+# Of those lines, joined by line feeds.
+SHA256 = "9dd8c5c23a68c04c56029a2b3ff323c789e0237bcdff7d5ff730ea7f8bfc7612"
 # Where a merge may not reach across: the abbreviations of English, a word with one character
 # before it (mostly a blank), single digits, runs of other signs, line breaks, blanks.
 SPLIT = (
@@ -67,11 +71,11 @@ def vocabulary_file() -> Path:
 def load(file: str | Path | None = None) -> PreTrainedTokenizerFast:
     """Qwen3's tokenizer, built from the ranks of its pieces; a second or two.
 
-    file : lines of a base64 piece and its rank; None: the package's file
+    file : a copy of the package's file, lines of a base64 piece and its rank; None: that file
 
     The chat template is the tiny model's: one turn after the other, and an empty thinking block
     unless `enable_thinking` is true (the real one thinks unless that is false).
-    Raises ConfigError: no such file, or one that does not hold Qwen's pieces.
+    Raises ConfigError: no such file, or one that is not Qwen's pieces to the last byte.
     """
     ranks = read_ranks(Path(file) if file else vocabulary_file())
     written = byte_names()
@@ -104,16 +108,16 @@ def load(file: str | Path | None = None) -> PreTrainedTokenizerFast:
 def read_ranks(path: Path) -> dict[bytes, int]:
     """Every piece with its rank, which is its token id: the lower, the earlier it was merged."""
     try:
-        lines = [line.split() for line in path.read_bytes().splitlines()]
-        ranks = {base64.b64decode(piece): int(rank) for piece, rank in lines}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as pieces with ranks: {error}") from None
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; {HOW}") from None
     require(
-        sorted(ranks.values()) == list(range(PIECES)),
-        f"{path} holds {len(ranks)} pieces; Qwen's vocabulary has {PIECES}, with ranks from 0 on; "
-        f"the version that was looked at: {HOW}",
+        hashlib.sha256(b"\n".join(lines)).hexdigest() == SHA256,
+        f"{path} is not Qwen's vocabulary: its {len(lines)} lines are not the {PIECES} of that "
+        "file, or some were changed. Get it anew with pip install --force-reinstall --no-deps "
+        f"{VERSION}",
     )
-    return ranks
+    return {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, lines)}
 
 
 def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:

@@ -81,8 +81,38 @@ def test_without_the_package_the_error_names_the_command(monkeypatch):
 def test_another_file_is_refused(tmp_path, text):
     path = tmp_path / "pieces.tiktoken"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"pieces\.tiktoken"):
+    with pytest.raises(ConfigError, match=r"pieces\.tiktoken.*pip install --force-reinstall"):
         load(path)
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "elsewhere")
+
+
+def changed(lines, at, line):
+    return [*lines[:at], line, *lines[at + 1 :]]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda lines: changed(lines, 100_000, b"AAAAAAAAAAAA 100000"),
+        lambda lines: changed(lines, 100_000, b"!@#$ 100000"),
+        lambda lines: lines[1:],
+        lambda lines: [line.replace(b" 1000", b" 2000") for line in lines],
+        lambda lines: [*lines[:1000], lines[2000], *lines[1001:2000], lines[1000], *lines[2001:]],
+    ],
+    ids=["another piece", "not base64", "a byte lost", "a rank twice", "two lines swapped"],
+)
+def test_a_damaged_file_is_refused_with_what_to_do(file, tmp_path, damage):
+    path = tmp_path / "damaged.tiktoken"
+    path.write_bytes(b"\n".join(damage(file.read_bytes().splitlines())))
+    with pytest.raises(ConfigError, match=r"damaged\.tiktoken is not Qwen's vocabulary.*reinstall"):
+        load(path)
+
+
+def test_line_ends_do_no_harm(file, tmp_path):
+    path = tmp_path / "copied.tiktoken"
+    path.write_bytes(b"\r\n".join(file.read_bytes().splitlines()))
+    assert read_ranks(path) == read_ranks(file)
 
 
 def test_nothing_of_the_package_is_imported(tokenizer):
