@@ -36,6 +36,7 @@ Left out: GPUs, several actors or learners, records of steps, weights taken in t
 response, batches in another order than they were started in.
 """
 
+import os
 import pickle
 import signal
 import time
@@ -45,7 +46,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
@@ -70,6 +71,7 @@ from llm_trainer.train import Result, Run, collect
 
 QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
 READY = "ready"
+GLANCE = 1.0  # seconds from one look at what is waited for to the next
 
 
 def train_in_two_processes(
@@ -244,10 +246,15 @@ def act(
         send(Failure(traceback.format_exc()))
 
 
+class GivenUpError(Exception):
+    """Ctrl-C came while the learner waited for the actor."""
+
+
 class ActorProcess:
     """The learner's end: a process, the weights it reads, the batches that have come from it."""
 
     def __init__(self, run: "TwoProcessRun"):
+        self.run = run
         context = mp.get_context("spawn")  # a fork would copy torch's threads in any state
         self.weights = Weights(run.learner.policy, context.Lock())
         to_read, self.versions = context.Pipe(duplex=False)
@@ -267,7 +274,7 @@ class ActorProcess:
             name="actor",
             daemon=True,
         )
-        self.ready = False
+        self.ready = self.stopped = False
         with signals_blocked():
             self.process.start()
         to_read.close()  # only the actor has them now: when it ends, so do the pipes
@@ -285,8 +292,13 @@ class ActorProcess:
             self.inbox.put(None)
 
     def receive(self) -> Any:
-        """What the actor sent next. Raises RunError if it failed or died."""
-        message = self.inbox.get()
+        """What the actor sent next. Raises RunError if it failed or died, GivenUpError after Ctrl-C."""
+        while True:
+            try:
+                message = self.inbox.get(timeout=GLANCE)
+                break
+            except Empty:
+                self.wait_on()
         if message is None:
             self.process.join()
             raise RunError(self.obituary())
@@ -294,6 +306,18 @@ class ActorProcess:
         if isinstance(found, Failure):
             raise RunError(f"the actor stopped: {found.reason}")
         return found
+
+    def wait_on(self) -> None:
+        """Say so if somebody has stopped the actor. Raises GivenUpError after Ctrl-C."""
+        if self.run.stop.is_set():
+            raise GivenUpError
+        pid, before = self.process.pid, self.stopped
+        self.stopped = is_stopped(pid)
+        if self.stopped and not before:
+            self.run.console.say(
+                f"the actor (process {pid}) was stopped from outside: `kill -CONT {pid}` lets it "
+                "go on, Ctrl-C saves and ends the run"
+            )
 
     def wait_until_ready(self) -> None:
         """It has loaded its policy. Raises RunError if it died before."""
@@ -312,8 +336,12 @@ class ActorProcess:
 
     def publish(self, policy: Policy, version: int) -> None:
         """The actor may read these weights from now on."""
-        while not self.weights.lock.acquire(timeout=1):
+        while not self.weights.lock.acquire(timeout=GLANCE):
             if not self.process.is_alive():  # it died while reading; `receive` will say so
+                return
+            try:
+                self.wait_on()
+            except GivenUpError:  # nobody will read them
                 return
         try:
             self.weights.write(policy, version)
@@ -329,6 +357,15 @@ class ActorProcess:
         self.listener.join()
         self.versions.close()
         self.batches.close()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether this child stands still (SIGSTOP), where the system tells; it may go on one day."""
+    if not hasattr(os, "waitid"):  # Windows, and macOS before Python 3.13
+        return False
+    with suppress(ChildProcessError):  # it has ended
+        return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    return False
 
 
 @contextmanager
@@ -416,11 +453,15 @@ class TwoProcessRun(Run):
             self.actor.end()
 
     def step(self) -> None:
-        """As `Run.step`; before the first one the actor has to be there."""
-        if not self.learner.past:
-            self.actor.wait_until_ready()  # how long its start takes is in no number
-            self.publish(self.done.step)
-        super().step()
+        """As `Run.step`; before the first one the actor has to be there.
+
+        Ctrl-C before its batch has come: the step is not begun, and nothing has changed.
+        """
+        with suppress(GivenUpError):
+            if not self.learner.past:
+                self.actor.wait_until_ready()  # how long its start takes is in no number
+                self.publish(self.done.step)
+            super().step()
 
     def draw(self, recorder: Recorder | None) -> tuple[StepBatch | None, dict, list[Sample]]:
         """The next batch that has come, or will come, from the actor."""

@@ -239,8 +239,8 @@ class Run:
             if not self.log.history:
                 self.write({"step": 0, **self.evaluate()})
                 self.save()
-            with stop_requested(patient=self.devices.world > 1) as stop:
-                while not self.finished and not self.devices.any(stop.is_set()):
+            with stop_requested(patient=self.devices.world > 1) as self.stop:
+                while not self.finished and not self.devices.any(self.stop.is_set()):
                     self.step()
             self.save()
             self.finish()

@@ -22,6 +22,7 @@ from llm_trainer import actor_learner
 from llm_trainer.__main__ import main
 from llm_trainer.actor_learner import LateLearner, TwoProcessRun, train_in_two_processes
 from llm_trainer.config import ConfigError, RunError, build
+from llm_trainer.console import Console
 from llm_trainer.invariants import InvariantError
 from llm_trainer.models import load_policy
 from llm_trainer.step import Learner
@@ -246,6 +247,41 @@ def test_a_killed_actor_ends_the_run_which_can_go_on(make_config, forked, monkey
     assert not multiprocessing.active_children()
     again = train_in_two_processes(config, max_staleness=1, resume=True)
     assert [line["step"] for line in again.history] == list(range(9))
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="not on every system")
+@pytest.mark.parametrize("reading", [False, True], ids=["between batches", "reading weights"])
+def test_a_stopped_actor_is_named_and_one_ctrl_c_saves(
+    make_config, tmp_path, forked, monkeypatch, reading
+):
+    real, said = TwoProcessRun.learn, []
+
+    def learn(self, batch, recorder):
+        if self.done.step == 1:
+            os.kill(self.actor.process.pid, signal.SIGSTOP)
+            if reading:
+                self.actor.weights.lock.acquire()
+        return real(self, batch, recorder)
+
+    def say(self, text):
+        said.append(text)
+        if "was stopped from outside" in text:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    config = make_config(output_dir=str(tmp_path / "two"), **SMALL)
+    with monkeypatch.context() as patched:
+        patched.setattr(TwoProcessRun, "learn", learn)
+        patched.setattr(Console, "say", say)
+        result = train_in_two_processes(config, max_staleness=0)
+    assert [line["step"] for line in result.history] == [0, 1, 2]
+    assert not result.finished
+    assert sum("kill -CONT" in text for text in said) == 1
+    assert "stopped after step 2; go on with actor-learner --resume" in said[-1]
+    assert not multiprocessing.active_children()
+    one = train(make_config(output_dir=str(tmp_path / "one"), **SMALL), quiet=True)
+    two = train_in_two_processes(config, max_staleness=0, resume=True)
+    assert numbers(two.history) == numbers(one.history)
+    assert weights(two.output_dir) == weights(one.output_dir)
 
 
 @POSIX
