@@ -49,6 +49,8 @@ ABOUT = {  # page → its name in the navigation
     "llm_trainer/README.md": "llm_trainer",
     "autograder/README.md": "autograder",
     "autograder/SEMESTER.md": "a semester",
+    "lectures/reference_runs/README.md": "reference runs",
+    "benchmarks/README.md": "benchmarks",
     "CONTRIBUTING.md": "Contributing",
     "CHANGELOG.md": "Changelog",
 }
