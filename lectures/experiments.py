@@ -708,11 +708,17 @@ def main() -> int:
     except KeyError as error:
         parser.error(error.args[0])
     failed = 0
+    if options.table and (options.rows or options.seeds):
+        parser.error("--table reads every row and seed: leave out --rows and --seeds")
     if not options.table:
         failed = run_all(options.names, options.rows, options.seeds, options.out, options.jobs)
     for name in options.names:
-        print(f"\n{name}: {find(name).question}\n\n{table(name, out=options.out)}")
-    return failed
+        try:
+            print(f"\n{name}: {find(name).question}\n\n{table(name, out=options.out)}")
+        except FileNotFoundError as error:  # of a row that was left out, or failed
+            print(f"\nno table of {name}: {error}", file=sys.stderr)
+            failed |= options.table
+    return int(failed)
 
 
 if __name__ == "__main__":

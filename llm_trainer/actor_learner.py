@@ -292,7 +292,10 @@ class ActorProcess:
             self.inbox.put(None)
 
     def receive(self) -> Any:
-        """What the actor sent next. Raises RunError if it failed or died, GivenUpError after Ctrl-C."""
+        """What the actor sent next.
+
+        Raises RunError if it failed or died, GivenUpError after Ctrl-C.
+        """
         while True:
             try:
                 message = self.inbox.get(timeout=GLANCE)

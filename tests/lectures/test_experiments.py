@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -365,6 +366,32 @@ def test_unknown_names_are_named():
         lab.load("groups")
     with pytest.raises(KeyError, match="group has no row 'group_3'; it has group_2"):
         lab.run("group", "group_3")
+
+
+def command(monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["experiments", *map(str, arguments)])
+    return lab.main()
+
+
+def test_no_logs_no_table_and_no_traceback(monkeypatch, tmp_path, capsys):
+    assert command(monkeypatch, "group", "--table", "--out", tmp_path) == 1
+    said = capsys.readouterr()
+    assert re.search("no table of group: no log of group, .* trains it", said.err)
+    assert (said.out, list(tmp_path.iterdir())) == ("", [])
+
+
+def test_some_rows_trained_are_no_failure_though_the_table_waits(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(lab, "in_parallel", lambda work, jobs: 0)
+    monkeypatch.setattr(lab, "starting_model", lambda config: None)
+    assert command(monkeypatch, "group", "--rows", "group_2", "--out", tmp_path) == 0
+    assert "no table of group" in capsys.readouterr().err
+
+
+def test_a_table_is_of_every_row_and_seed(monkeypatch, capsys):
+    for narrower in (("--rows", "group_2"), ("--seeds", 0)):
+        with pytest.raises(SystemExit, match="2"):
+            command(monkeypatch, "group", "--table", *narrower)
+        assert "leave out --rows and --seeds" in capsys.readouterr().err
 
 
 def test_the_list_names_every_row():
