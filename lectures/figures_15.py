@@ -17,7 +17,8 @@ KINDS = {  # of a span: colour, hatch, word
     "load": ("#D55E00", "", "loads weights"),
     "update": ("#009E73", "//", "updates"),
 }
-LOOPS = ("wrong", "first", "second", "right", "raw")  # whose colours a few loops wear, in order
+LOOPS = ("wrong", "first", "second")  # whose colours loops wear: synchronous, age at most 1, 4
+CLOCKS = ("wrong", "second", "first", "right", "raw")  # the same on two clocks, then others
 
 
 def _bar(axis: Axes, start: float, end: float, y: float, kind: str, height: float = 0.8) -> None:
@@ -54,9 +55,11 @@ def slots(trace: Trace, update: int) -> Figure:
     _bar(axis, one.start - begin, one.end - begin, lanes + 5, "update", 6)
     ready = max(group.ready for group in batch) - begin
     axis.axvline(ready, color=INK, linewidth=1, linestyle="--")
+    look = {"ha": "right", "va": "center", "fontsize": 8.5, "color": INK}
+    axis.text(ready - 0.6, lanes + 5, "the last answer ends", **look)
     axis.set(xlabel="simulated seconds of one step", xlim=(0, end - begin), ylim=(lanes + 9, -1))
     axis.set_yticks([setup.slots / 2, 3 * setup.slots / 2, lanes + 5])
-    axis.set_yticklabels(["actor 0\n32 slots", "actor 1\n32 slots", "learner\n(2 cards)"])
+    axis.set_yticklabels(["actor 0\n(1 card,\n32 slots)", "actor 1\n(1 card,\n32 slots)", "learner\n(2 cards)"])
     axis.tick_params(axis="y", length=0)
     axis.grid(False)
     _legend(figure)
@@ -104,11 +107,11 @@ def allocation(
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.8, 3.4), width_ratios=(1.3, 1))
     left.plot(sampling, limits, "--", color=INK, linewidth=1.4, label="the smaller rate")
     left.axhline(together, color=FAINT, linewidth=1.6, linestyle="-.", label="same cards, in turn")
-    for (label, (rate, age)), name in zip(curves.items(), LOOPS[1:], strict=False):
+    for (label, (rate, age)), name in zip(curves.items(), LOOPS, strict=False):
         left.plot(sampling, rate, label=label, **style(name))
         right.plot(sampling, age, label=label, **style(name))
-    left.set(xlabel="cards that sample, of 8", ylabel="tokens trained per second", ylim=(0, None))
-    right.set(xlabel="cards that sample, of 8", ylabel="mean staleness (updates)", ylim=(0, None))
+    left.set(xlabel="cards that write, of 8", ylabel="tokens trained per second", ylim=(0, None))
+    right.set(xlabel="cards that write, of 8", ylabel="mean staleness (updates)", ylim=(0, None))
     left.set_title("throughput")
     right.set_title("age")
     figure.legend(
@@ -120,7 +123,7 @@ def allocation(
 def two_clocks(runs: dict[str, tuple[np.ndarray, np.ndarray]], top: float) -> Figure:
     """The same runs on two clocks: label → (times (updates + 1,), J (seeds, updates + 1))."""
     figure, axes = plt.subplots(1, 2, figsize=(7.8, 3.4), sharey=True)
-    for (label, (times, values)), name in zip(runs.items(), LOOPS, strict=False):
+    for (label, (times, values)), name in zip(runs.items(), CLOCKS, strict=False):
         look = style(name) | {"markevery": max(1, len(times) // 6)}
         for axis, x in zip(axes, (np.arange(len(times)), np.asarray(times)), strict=True):
             axis.plot(x, values.mean(0), label=label, **look)
