@@ -125,13 +125,16 @@ def try_update(
     words: list[str],
     *,
     fresh: bool = True,
+    updates: int = 0,
     **settings: Any,
 ) -> str:
     """One update on answers that `writer` wrote: the alarm's message, or what the log says.
 
     fresh : whether the batch is declared to be by the present weights.
+    updates : how many the run has made before (its first one is checked most).
     """
     learner, batch = sampled(config, folder, writer, words, 0, **settings)
+    learner.updates = updates
     try:
         log = learner.update(learner.taught(learner.measure(batch)), fresh=fresh)
     except InvariantError as error:
@@ -151,7 +154,6 @@ WAYS = {
     "per token, ≤ 2": "grpo",
     "per answer": "gspo",
     "per answer, ≤ 2": "cispo",
-    "dropped above 2": "rloo",
     "TOPR": "max_only",
 }
 LOOKS = {name: style(method) for name, method in WAYS.items()}
@@ -201,7 +203,7 @@ def caps(x, error: dict[str, dict[str, object]]) -> Figure:
             axis.plot(x[best], values[best], look["marker"], color=look["color"], markersize=8)
         axis.set_title(title, fontsize=10)
         axis.set(xscale="log", xlabel="cap", ylim=(0, 0.8))
-        axis.set_xticks([0.5, 1, 2, 4, 8, 16], ["½", "1", "2", "4", "8", "16"])
+        axis.set_xticks([0.25, 0.5, 1, 2, 4, 8, 16], ["¼", "½", "1", "2", "4", "8", "16"])
         axis.minorticks_off()
     axes[0].set_ylabel("error, share of |∇J|²")
     axes[0].legend(loc="lower left", fontsize=8.5)
@@ -218,6 +220,7 @@ def tapers(flows: dict[str, dict[str, object]], steps) -> Figure:
             axis.plot(steps, np.asarray(seen[what]), **LOOKS[name], label=name)
         axis.set(xscale="log", xlabel="steps on one old batch", ylabel=label)
     axes[0].set_yscale("log")
+    axes[0].set_ylim(top=3000)  # room for the names
     axes[0].legend(fontsize=8.5, loc="upper left")
     return figure
 
@@ -231,7 +234,7 @@ def staleness(delays, cosine: dict, noise: dict) -> Figure:
             axis.plot(delays, values, **LOOKS[name], label=name)
         axis.set_title(title, fontsize=10)
         axis.set(xlabel="age of the batch (updates)", xticks=[0, 8, 16, 24, 32])
-    axes[0].axhline(0, color=FAINT, linewidth=0.8)
+    axes[0].set_ylim(0.4, 1.02)  # the clip leaves; the others can be told apart
     axes[1].legend(fontsize=8.5, loc="upper left")
     return figure
 
@@ -239,16 +242,17 @@ def staleness(delays, cosine: dict, noise: dict) -> Figure:
 def training(delays, J: dict) -> Figure:
     """way → (delays, runs): mean J with twice its standard error, over the age of the data."""
     figure, axis = plt.subplots(figsize=(7.2, 3.4))
-    ends, x = {}, np.arange(len(delays))
-    for name, values in J.items():
+    ends, x = {}, np.asarray(delays)
+    for row, (name, values) in enumerate(J.items()):
         values, look = np.asarray(values), LOOKS[name]
         error = 2 * values.std(1, ddof=1) / values.shape[1] ** 0.5
-        axis.errorbar(x, values.mean(1), error, **look, capsize=2, elinewidth=1)
-        ends[name] = (x[-1] + 0.12, values.mean(1)[-1])
+        aside = 0.3 * (row - len(J) / 2)  # so that bars do not hide one another
+        axis.errorbar(x + aside, values.mean(1), error, **look, capsize=2, elinewidth=1)
+        ends[name] = (x[-1] + 1.5, values.mean(1)[-1])
     _label_ends(axis, ends, 0.22)
     axis.set_xticks(x, [str(delay) for delay in delays])
     axis.set(xlabel="age of the batch (updates)", ylabel="exact J after 100 updates")
-    axis.set_xlim(-0.2, len(x) - 0.75)
+    axis.set_xlim(-1.5, x[-1] + 1.2)
     return figure
 
 
@@ -268,9 +272,9 @@ def mismatch(log_ratios: dict, growth: dict) -> Figure:
         left.plot([q05, q95], [row, row], color=style("first")["color"], linewidth=5)
         left.plot(middle, row, "o", color="white", markeredgecolor=INK, markersize=5)
     left.set_yticks(range(len(log_ratios)), list(log_ratios)[::-1], fontsize=8.5)
-    left.set(xlabel="log of learner / sampler (nats)", xlim=(-3.4, 3.4))
+    left.set(xlabel="log of learner / sampler (nats)", xlim=(-4.8, 3.4))
     left.grid(axis="y", visible=False)
-    looks = [style(name) for name in ("first", "second", "wrong", "grpo")]
+    looks = [style(name) for name in ("first", "second", "wrong", "right")]
     for look, (name, values) in zip(looks, growth.items(), strict=False):
         x = np.arange(1, len(values) + 1)
         right.plot(x, values, **look, label=name)

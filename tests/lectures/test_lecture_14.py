@@ -122,11 +122,43 @@ def test_numbers_in_the_text_are_those_that_were_printed(lecture):
     assert "off by 42 %" in text(lecture, "caps-between")
     assert "per token by 0.42" in printed(lecture, "ways")
     assert "(2.0 against 1.8)" in text(lecture, "topr-after")
-    assert re.search(r"no weight .*J 2\.0", printed(lecture, "flows"))
-    assert re.search(r"TOPR .*J 1\.[78]", printed(lecture, "flows"))
+    assert re.search(r"no weight .*J +2\.0", printed(lecture, "flows"))
+    assert re.search(r"TOPR .*J +1\.[78]", printed(lecture, "flows"))
     assert "180 nats" in text(lecture, "topr-after")
-    assert "half of a batch's worth would be gone at some 7,000" in text(lecture, "qwen-after")
+    assert re.search(r"no weight +KL +179\.8\d +back +2\.5", printed(lecture, "flows"))
+    assert "(7,000, says [OFF-4]" in text(lecture, "qwen-after")
+    assert "no weight at all (error .56)" in text(lecture, "caps-after")
+    assert "64 answers: {'per answer': 'error 0.56" in printed(lecture, "caps")
+    assert "from 3.8 to 2.2" in text(lecture, "caps-after")
+    assert re.findall(r"per token': 'error \S+ at cap (\S\.\d)", printed(lecture, "caps")) == [
+        "3.7",
+        "2.3",
+        "2.2",
+    ]
+    assert "delay 4 has .17 nats" in text(lecture, "compass-text")
+    assert "delay 4: 0.17 nats" in printed(lecture, "training")
     assert printed(lecture, "price").splitlines()[-1].startswith("{0.0001: 6932")
+
+
+def test_the_summary_repeats_what_was_printed(lecture):
+    found = {}
+    for row in printed(lecture, "staleness").splitlines():
+        found[row[:16].strip()] = [row.split()[-3], row.split()[-1]]
+    for row in printed(lecture, "training").splitlines()[2:]:
+        found[row[:16].strip()] += re.findall(r"\d\.\d\d", row[16:])
+    table = [
+        row.split("|")[1:-1] for row in text(lecture, "summary").split("at ¼ |")[1].splitlines()
+    ]
+    rows = [[cell.strip() for cell in row] for row in table if len(row) == 5][1:]
+    assert len(rows) == 6
+    for name, *values in rows:
+        for said, was, room in zip(values, found[name], (0.006, 0.051, 0.006, 0.006), strict=True):
+            assert float(said.replace("−", "-")) == pytest.approx(float(was), abs=room)
+
+
+def test_fresh_runs_that_settled_early(lecture):
+    assert "7 of the 32 fresh ones" in text(lecture, "puzzle-after")
+    assert (lecture["train"](lecture["no_weight"], delay=0)[-1] < 3.5).sum() in range(4, 11)
 
 
 def test_eight_updates_old_is_within_fifteen_degrees(lecture):
