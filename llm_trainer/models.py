@@ -296,6 +296,10 @@ def read_model(source: str, dtype: torch.dtype) -> tuple[PreTrainedTokenizerBase
         "that made them, where they are merged into one"
     )
     require(not (Path(source) / "adapter_config.json").is_file(), only_adapters)
+    require(
+        not is_folder or (Path(source) / "config.json").is_file(),
+        f"model = {source!r}: this folder holds no model (no config.json)",
+    )
     transformers_logging.disable_progress_bar()
     try:
         local = {"local_files_only": is_folder or not hub_is_reachable()}

@@ -160,5 +160,5 @@ def test_a_network_with_more_layers_than_there_are_weights_is_refused(
 def test_a_folder_without_a_model_is_refused(settings, tmp_path):
     (tmp_path / "empty").mkdir()
     config = load(CONFIGS / "grpo_qwen3_1.7b_80gb.yaml", [*settings, f"model={tmp_path / 'empty'}"])
-    with pytest.raises(ConfigError, match="holds no loadable model"):
+    with pytest.raises(ConfigError, match=r"holds no model \(no config.json\)"):
         load_policy(config)

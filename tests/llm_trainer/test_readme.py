@@ -11,6 +11,8 @@ import pytest
 
 import llm_trainer
 from llm_trainer.__main__ import configuration, parser
+from llm_trainer.config import CONFIGS, load
+from llm_trainer.task import is_hidden, load_task
 
 ROOM = Path(llm_trainer.__file__).parent
 README = (ROOM / "README.md").read_text(encoding="utf-8")
@@ -97,6 +99,18 @@ def test_links_lead_somewhere():
             assert target[1:] in anchors
         elif not target.startswith("https://"):
             assert (ROOM / target).exists()
+
+
+def test_most_held_out_sums_are_training_sums_in_another_order():
+    task = load_task(load(CONFIGS / "grpo_tiny_arithmetic.yaml").task)
+
+    def numbers(entry):
+        return tuple(sorted(re.findall(r"\d+", entry["question"])))
+
+    entries = [task.dataset[i] for i in range(task.dataset.size)]
+    trained = {numbers(entry) for entry in entries if not is_hidden(entry["question"])}
+    again = sum(numbers(entry) in trained for entry in task.held_out)
+    assert f"For {again} of the {len(task.held_out)} questions the same three numbers" in README
 
 
 WANTED = README.split("| I want to … | command | more |")[1].split("\n\n")[0].splitlines()[2:]
