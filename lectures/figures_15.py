@@ -59,7 +59,9 @@ def slots(trace: Trace, update: int) -> Figure:
     axis.text(ready - 0.6, lanes + 5, "the last answer ends", **look)
     axis.set(xlabel="simulated seconds of one step", xlim=(0, end - begin), ylim=(lanes + 9, -1))
     axis.set_yticks([setup.slots / 2, 3 * setup.slots / 2, lanes + 5])
-    axis.set_yticklabels(["actor 0\n(1 card,\n32 slots)", "actor 1\n(1 card,\n32 slots)", "learner\n(2 cards)"])
+    axis.set_yticklabels(
+        ["actor 0\n(1 card,\n32 slots)", "actor 1\n(1 card,\n32 slots)", "learner\n(2 cards)"]
+    )
     axis.tick_params(axis="y", length=0)
     axis.grid(False)
     _legend(figure)
@@ -115,7 +117,7 @@ def allocation(
     left.set_title("throughput")
     right.set_title("age")
     figure.legend(
-        *left.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8.5
+        *left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8.5
     )
     return figure
 

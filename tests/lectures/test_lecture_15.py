@@ -62,8 +62,13 @@ def test_dropping_by_age_drops_long_answers():
     waits = simulate(Setup(bound=2, lengths=tail), updates=40, warmup=6)
     assert round(waits.tokens_per_second) == 606
     assert (round(waits.actor_busy, 2), round(waits.learner_busy, 2)) == (0.96, 0.30)
-    setup = Setup(bound=2, drop=True, queue=16, lengths=serving.Lengths(400, 1.2, 8000))
-    trace = simulate(setup, updates=40)
+    trace = simulate(Setup(bound=2, drop=True, queue=16, lengths=tail), updates=40, warmup=6)
+    assert round(trace.tokens_per_second) == 494
+    long, short = (
+        sum(g.tokens for g in groups) / sum(len(g.answers) for g in groups)
+        for groups in (trace.dropped, trace.trained)
+    )
+    assert (round(long), round(short)) == (1186, 614)
     longest = {name: [max(a.length for a in g.answers) for g in groups] for name, groups in (
         ("dropped", trace.dropped), ("trained", trace.trained))}  # fmt: skip
     mean = {name: sum(values) / len(values) for name, values in longest.items()}
@@ -82,7 +87,10 @@ def test_numbers_in_the_text(lecture):
 
 
 def test_the_saved_runs_say_what_the_text_says(lecture):
-    ages = [int(n) for n in re.findall(r"\d+", printed(lecture, "two-processes").split("[")[1].split("]")[0])]
+    ages = [
+        int(n)
+        for n in re.findall(r"\d+", printed(lecture, "two-processes").split("[")[1].split("]")[0])
+    ]
     assert ages[0] == 0
     assert ages[-1] == max(ages) <= 4
     writing, learning = re.search(r"writing ([\d.]+), learning ([\d.]+)",
