@@ -5,15 +5,14 @@ its caption and its description in words. Values of several seeds are drawn as d
 and 95 % interval (`lectures.experiments.interval`) as a mark and a line.
 """
 
-import itertools
-
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from lectures.experiments import Run, interval
+from lectures.experiments import Run, interval, load
 from lectures.figures import FAINT, INK, compass, show, signed, style
 from llm_trainer import report
 from llm_trainer.config import Config
@@ -98,12 +97,15 @@ def dashboard(runs: list[Run]) -> None:
 def noise_compass(g, batches: dict) -> None:
     """The compass of one estimator from batches of several sizes: title → (n, parameters)."""
     estimates = {name: (g, found) for name, found in batches.items()}
+    figure = compass(g, estimates, styles=dict.fromkeys(batches, "grpo"), columns=4)
+    for text in figure.findobj(Text):  # this g is GRPO's expected update, not the gradient of J
+        text.set_text(text.get_text().replace("∇J", "g").replace("lowers J", "against g"))
     show(
-        compass(g, estimates, styles=dict.fromkeys(batches, "grpo"), columns=4),
+        figure,
         "GRPO's expected update on the toy (ring), and 40 updates from batches of 1, 4, 16 and 64 "
         "prompts. The noise scale is 4.3: at P = 4 the spread is about as long as the arrow.",
-        alt="Four compass panels. P = 1: needles in all directions, a tenth of them backwards. P = "
-        "4: a wide fan to the right. P = 16: a narrow one. P = 64: a tight cloud around the ring.",
+        alt="Four compass panels. P = 1: a wide spray, some 15 % on the wrong side. P = 4: a "
+        "fan to the right. P = 16: a narrow one. P = 64: a tight cloud around the ring.",
     )
 
 
@@ -136,15 +138,18 @@ def gap(shares: dict) -> None:
     )
 
 
-def _panels(panels: dict, *, xlabel: str, titles: dict | None = None, columns: int = 2) -> Figure:
-    """title → row → values of its seeds; panels share their scale."""
+def _panels(
+    panels: dict, *, xlabel: str, titles: dict | None = None, hollow: bool = True
+) -> Figure:
+    """title → row → values of its seeds; the panels of a line share their scale."""
+    columns = 2
     lines = -(-len(panels) // columns)
     most = max(len(rows) for rows in panels.values())
     size = (4.2 * columns, lines * (0.85 + 0.33 * most))
     figure, axes = plt.subplots(lines, columns, figsize=size, sharex="row", squeeze=False)
     for axis, (name, found) in zip(axes.flat, panels.items(), strict=False):
         for y, (label, values) in enumerate(reversed(found.items())):
-            seeds(axis, y, values, _color(label, name))
+            seeds(axis, y, values, _color(label, name), hollow=hollow)
         rows = [LABELS.get(label, short(label, name)) for label in found]
         axis.set_yticks(range(len(rows)), rows[::-1])
         axis.set_ylim(-0.6, len(rows) - 0.4)
@@ -165,11 +170,18 @@ def _color(label: str, name: str) -> str:
     return style(method)["color"] if method else FIRST
 
 
-def seeds(axis: Axes, y: float, values, color: str) -> None:
-    """One row: a dot per seed below, mean and interval above; hollow if the interval holds 0."""
+def seeds(axis: Axes, y: float, values, color: str, *, hollow: bool = True) -> None:
+    """One row: a dot per seed below, mean and interval above.
+
+    hollow : whether a mean whose interval holds 0 is hollow (differences). Otherwise the values
+    are shares, and an interval that leaves 0 to 100 % is not drawn: it would say nothing
+    """
     mean, half = interval(list(values))
-    sure = abs(mean) > half
+    sure = abs(mean) > half or not hollow
+    half = half if hollow or half <= mean <= 1 - half else 0.0
     axis.plot(values, [y - 0.22] * len(values), "o", color=color, alpha=0.45, markersize=3.5)
+    if not hollow and max(values) - min(values) > 0.5:  # two ways to end: a mean is neither
+        return
     axis.plot([mean - half, mean + half], [y, y], color=color, linewidth=2.2 if sure else 1.3)
     face = color if sure else "white"
     axis.plot(mean, y, "D", color=color, markersize=6, markerfacecolor=face)
@@ -194,7 +206,7 @@ def differences(panels: dict, *, xlabel: str) -> None:
 def outcomes(panels: dict) -> None:
     """experiment → row → held-out exact of its seeds."""
     titles = {name: title for name, (title, *_) in KNOBS.items()}
-    figure = _panels(panels, xlabel="held-out exact", titles=titles)
+    figure = _panels(panels, xlabel="held-out exact", titles=titles, hollow=False)
     for axis, (name, rows) in zip(figure.axes, panels.items(), strict=True):
         smallest = min(map(min, rows.values()))
         axis.set_xlim((0.8, 0.96) if smallest > 0.8 else (-0.04, 1))
@@ -204,7 +216,7 @@ def outcomes(panels: dict) -> None:
         figure,
         "Held-out accuracy (words of 3 to 7 letters for all rows) after equally many responses; "
         "dots are seeds, lines 95 % intervals of three of them. The upper row is a close-up. Where "
-        "seeds end in two different ways (format weight 0) mean and interval say nothing.",
+        "an interval would leave 0 to 100 % none is drawn; no mean where seeds end in two ways.",
         alt="Four panels. Group size 2, 4, 8: 90 to 91 %; 16: 88 %. Temperature .3, .6, 1: 90 to "
         "92 %; 1.5: 83 %. Letters: 3 to 4 ends at 40 %, 5 at 58, 3 to 7 at 91, 6 to 7 at 85, 8 to "
         "9 at 7 %. Format weight: .1 and 1 end at 91 to 93 %; at 0 two of three GRPO seeds and one "
@@ -285,6 +297,13 @@ SICK = {
 }
 
 
+def patients() -> dict[str, Run]:
+    """Two broken runs whose names would give them away, and a healthy one."""
+    formats = load("format")
+    first, second = formats["grpo_format_0"][1], load("letters")["letters_8_to_9"][0]
+    return {"X": first, "Y": second, "healthy": formats["grpo_format_1"][1]}
+
+
 def sick(runs: dict) -> None:
     """A few numbers of three runs, the last one healthy."""
     figure, axes = plt.subplots(2, 3, figsize=(7.8, 3.7), sharex=True)
@@ -302,79 +321,59 @@ def sick(runs: dict) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     show(
         figure,
-        "Two broken runs and a healthy one. Sampled numbers are means over ten updates.",
+        "Two broken runs and a healthy one. Sampled numbers are means over ten updates. (Y belongs "
+        "to an experiment of 160 updates.)",
         alt="Six panels. Correctness rises in all three, to .97 (X), .83 (Y), .95. Held-out exact "
         "of X falls from 88 % to 0 between updates 100 and 130, that of Y from 72 % to 3 %, "
         "slowly, from update 50 on. Cut answers and format show X from update 90 on, and "
-        "nothing of Y. Contrast and entropy look healthy in both.",
+        "nothing of Y. Contrast stays high in both. X's entropy falls, then turns and rises to .35 "
+        "twice, while the healthy run's falls to .06.",
     )
 
 
-def memory(found: dict) -> None:
-    """Stacked bars, as shares of the card: title → ({part: GB}, GB of the card)."""
-    parts = list(dict.fromkeys(itertools.chain.from_iterable(p for p, _ in found.values())))
-    figure, axis = plt.subplots(figsize=(8.2, 0.9 + 0.55 * len(found)))
-    fills = ["#0072B2", "#56B4E9", "#8a8a8a", "#009E73", "#CC79A7", "#E69F00", "#D55E00", "#bbbbbb"]
-    for y, (sizes, card) in enumerate(reversed(found.values())):
-        left = 0.0
-        for part, fill in zip(parts, fills, strict=False):
-            width = sizes.get(part, 0.0) / card
-            label = part.replace(" (training)", "") if y == 0 else None
-            axis.barh(y, width, left=left, color=fill, height=0.6, label=label)
-            left += width
-        axis.text(left + 0.01, y, f"{left * card:.1f} of {card} GB", va="center", fontsize=9)
-    axis.axvline(0.9, color=INK, linewidth=1.4, linestyle="--")
-    axis.set_yticks(range(len(found)), list(found)[::-1])
-    axis.xaxis.set_major_formatter(PERCENT)
-    axis.set(xlabel="of the card, at the peak", xlim=(0, 1))
-    axis.grid(axis="y", visible=False)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8.5)
-    show(
-        figure,
-        "Peak memory by part, as the trainer estimates it (the broken line leaves a tenth to "
-        "fragmentation). Not measured on a GPU.",
-        alt="Four stacked bars: 0.6B with LoRA 5.1 of 8 GB, 0.6B with all weights 13.7 of 16, 1.7B "
-        "with LoRA 14.4 of 24, 1.7B with all weights 49.1 of 80. Activations are the largest part, "
-        "except in the second bar, where Adam's moments are.",
-    )
-
-
-def batch_sizes(needed: dict, scales: tuple[float, float]) -> None:
-    """Responses to a level by prompts per step: "prompts_P" or "prompts_P_lr_scaled" → seeds.
+def batch_sizes(found: dict, scales: tuple[float, float]) -> None:
+    """Responses to a level by prompts per step: level → row, "prompts_P(_lr_scaled)" → seeds.
 
     scales : two noise scales in prompts, each for a line of [EXP-8]
     """
-    figure, axis = plt.subplots(figsize=(6.0, 3.3))
+    figure, axes = plt.subplots(1, len(found), figsize=(7.8, 3.4), sharey=True)
     P = np.geomspace(3.2, 80, 60)
-    middle = np.mean(needed["prompts_16"])
-    for scale, line in zip(scales, ("-", ":"), strict=True):
-        law = middle * (1 + P / scale) / (1 + 16 / scale)
-        label = f"[EXP-8], noise scale {scale:.0f} prompts"
-        axis.plot(P, law, color=FAINT, linestyle=line, linewidth=1.6, label=label)
-    for label, values in needed.items():
-        scaled = label.endswith("scaled")
-        x = int(label.split("_")[1]) * (
-            1.09 if scaled else 1 / 1.09 if label != "prompts_16" else 1
-        )
-        look = {"marker": "^" if scaled else "o", "color": SECOND if scaled else FIRST}
-        known = {"prompts_4_lr_scaled": "learning rate by √P", "prompts_16": "as shipped"}
-        axis.plot([x] * len(values), values, linestyle="", markersize=6.5, alpha=0.75,
-                  label=known.get(label), **look)  # fmt: skip
-    axis.set_xscale("log")
-    axis.set_xticks([4, 16, 64], ["4", "16", "64"])
-    axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.set_ylim(bottom=0)
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
-    axis.set(xlabel="prompts per step (8 responses each)", ylabel="responses to 85 %")
-    axis.legend(loc="lower right", fontsize=9)
+    for axis, (level, needed) in zip(axes, found.items(), strict=True):
+        middle = np.mean(needed["prompts_16"])
+        for scale, line in zip(scales, ("-", ":"), strict=True):
+            law = middle * (1 + P / scale) / (1 + 16 / scale)
+            label = f"[EXP-8], noise scale {scale:.0f} prompts"
+            axis.plot(P, law, color=FAINT, linestyle=line, linewidth=1.6, label=label)
+        for label, values in needed.items():
+            scaled = label.endswith("scaled")
+            x = int(label.split("_")[1]) * (1.1 if scaled else 1 / 1.1)
+            x = 16 if label == "prompts_16" else x
+            look = {"marker": "^" if scaled else "o", "color": SECOND if scaled else FIRST}
+            known = {"prompts_4_lr_scaled": "learning rate by √P", "prompts_16": "as shipped"}
+            axis.plot([x] * len(values), values, linestyle="", markersize=6.5, alpha=0.75,
+                      label=known.get(label), **look)  # fmt: skip
+            for value in {v for v in values if values.count(v) > 1}:
+                side = {"xytext": (6, 0) if scaled or x == 16 else (-6, 0)}
+                side |= {"textcoords": "offset points", "va": "center", "fontsize": 8}
+                side["ha"] = "left" if side["xytext"][0] > 0 else "right"
+                axis.annotate(f"×{values.count(value)}", (x, value), **side)
+        axis.set_xscale("log")
+        axis.set_xticks([4, 16, 64], ["4", "16", "64"])
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.set(ylim=(0, 12_800), xlim=(2.4, 105), xlabel="prompts per step (8 responses each)")
+        axis.set_title(f"to {level:.0%} held-out exact", fontsize=10)
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
+    axes[0].set_ylabel("responses sampled")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=9)
     show(
         figure,
-        "Responses up to 85 % held-out exact, a mark per seed. The lines are E ∝ 1 + P/𝓑 "
-        "through the mean at P = 16, for the noise scale at the start and after 60 "
-        "updates.",
-        alt="Responses against prompts per step. With 4 prompts 5,000 to 11,500, with 16 5,000 to "
-        "7,700, with 64 9,200 to 11,800; two rising lines, the steeper one for the smaller "
-        "noise scale.",
+        "Responses up to two levels, a mark per seed (×: so many on one another; 4 and 64 moved "
+        "apart sideways). The lines are E ∝ 1 + P/B through the mean at P = 16, for the noise "
+        "scale B at the start and after 60 updates.",
+        alt="Responses against prompts per step, two panels. To 80 %: 2,560 with 4 prompts, 5,120 "
+        "with 16, 6,700 to 7,700 with 64. To 85 %: 5,100 to 11,500, 5,100 to 7,700, 9,200 to "
+        "11,800. Two rising lines, the steeper one for the smaller noise scale.",
     )
 
 
@@ -404,7 +403,7 @@ def orders(rows: dict) -> None:
         figure,
         "The same words in three orders, and only the hard ones. Line: mean of five seeds; "
         "band: all of them.",
-        alt="Held-out exact against responses. Mixed rises to 91 %. Easy first lags, reaches 88 "
+        alt="Held-out exact against responses. Mixed rises to 91 %. Easy first lags, reaches 87 "
         "%, then falls to between 76 and 86. Hard first rises to between 75 and 88 % and "
         "falls to between 38 and 76 at the end. Hard only ends at 83 to 90.",
     )
