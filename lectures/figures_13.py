@@ -54,7 +54,8 @@ def losses(curves: dict, reached: dict) -> None:
         axis.axhline(0, color=FAINT, linewidth=0.8, zorder=0)
         axis.set_title(LABELS[name], fontsize=10)
         top = max(1e-2, 1.5 * np.abs(values).max())
-        axis.set(ylim=(-top, top), xlabel="update")
+        both = name in ("reinforce", "rloo")
+        axis.set(ylim=(-1.25, 0.2) if both else (-top, top), xlabel="update")
         axis.locator_params(axis="y", nbins=4)
         axis.locator_params(axis="x", nbins=3)
         axis.tick_params(labelsize=8)
@@ -236,11 +237,13 @@ def predicted_contrast(predicted: dict, logged: dict) -> None:
             look = {"marker": marker, "color": color, "markersize": 7, "alpha": 0.9}
             axis.plot(x, found.mean(), linestyle="", label=label, **look)
             label = None
-            if x < 0.9:
+            if x < 0.96:
                 text = f"{name} {short(key[1], name)}"
                 place = {"xytext": (8, -4), "textcoords": "offset points", "fontsize": 8.5}
                 if name == "group":
-                    place |= {"xytext": (-8, 5), "ha": "right"}
+                    place |= {"xytext": (0, -22), "ha": "center"}
+                if x > 0.9:
+                    place |= {"xytext": (0, -22 if name == "temperature" else -20), "ha": "center"}
                 axis.annotate(text, (x, found.mean()), **place)
     low = min(min(predicted.values()), min(map(min, logged.values()))) - 0.07
     axis.set(xlim=(low, 1.03), ylim=(low, 1.03))
@@ -353,9 +356,11 @@ def batch_sizes(found: dict, scales: tuple[float, float]) -> None:
             axis.plot([x] * len(values), values, linestyle="", markersize=6.5, alpha=0.75,
                       label=known.get(label), **look)  # fmt: skip
             for value in {v for v in values if values.count(v) > 1}:
-                side = {"xytext": (6, 0) if scaled or x == 16 else (-6, 0)}
-                side |= {"textcoords": "offset points", "va": "center", "fontsize": 8}
-                side["ha"] = "left" if side["xytext"][0] > 0 else "right"
+                across, up = (6 if scaled else -6), 0
+                if x == 16:  # where the two lines meet
+                    across, up = 0, 9 if value > middle else -9
+                side = {"xytext": (across, up), "textcoords": "offset points", "va": "center"}
+                side |= {"ha": ("center", "left", "right")[np.sign(across)], "fontsize": 8}
                 axis.annotate(f"×{values.count(value)}", (x, value), **side)
         axis.set_xscale("log")
         axis.set_xticks([4, 16, 64], ["4", "16", "64"])
