@@ -39,6 +39,7 @@ def test_exercise_1_by_hand(lecture):
     assert serving.expected_tokens_per_pass(0.4, draft=3) == pytest.approx(1.62, abs=5e-3)
     assert max(30 / 6, 10 / 2) == 5
     assert min(max(30 / k, 10 / (8 - k)) for k in range(1, 8)) == 5
+    assert min(30 / k + 10 / (8 - k) for k in range(1, 8)) == pytest.approx(9.3, abs=0.05)
     assert pytest.approx(1.46, abs=5e-3) == 95 / 65
 
 
