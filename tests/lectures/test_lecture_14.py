@@ -156,6 +156,22 @@ def test_the_summary_repeats_what_was_printed(lecture):
             assert float(said.replace("−", "-")) == pytest.approx(float(was), abs=room)
 
 
+def test_caps_by_the_plain_error(lecture):
+    """In the folded note: what [OFF-5] itself chooses, without the best overall factor."""
+    told = text(lecture, "cap-text")
+    assert "64 answers choose .7 for the answer's cap" in told
+    assert "from 3.0 to 3.6" in told
+    grid, best = torch.logspace(-2, 4, 73, base=2), {}
+    for family in ("per_answer", "per_token"):
+        moments = [lecture["estimate"](lecture[family](cap.item()), 32) for cap in grid]
+        for N in (64, 16384):
+            error = [((m - lecture["north"]).norm() ** 2 + v / N).item() for m, v in moments]
+            best[family, N] = grid[error.index(min(error))].item()
+    assert best["per_answer", 64] == pytest.approx(0.7, abs=0.05)
+    assert best["per_token", 64] == pytest.approx(3.0, abs=0.05)
+    assert best["per_token", 16384] == pytest.approx(3.6, abs=0.05)
+
+
 def test_fresh_runs_that_settled_early(lecture):
     assert "7 of the 32 fresh ones" in text(lecture, "puzzle-after")
     assert (lecture["train"](lecture["no_weight"], delay=0)[-1] < 3.5).sum() in range(4, 11)
