@@ -96,7 +96,9 @@ class NoiseScale:
         ]
         if self.resolved:
             both = f"{self.b_simple:.3g} prompts = {self.responses:.3g} responses"
-            lines.append(f"noise scale {both}; 95 %: {low:.3g} to {high:.3g} prompts")
+            lines.append(
+                f"noise scale {both}; ± 2 standard errors: {low:.3g} to {high:.3g} prompts"
+            )
         else:
             lines.append(
                 f"noise scale not resolved with {self.prompts} prompts: |∇J|² is within two "

@@ -122,7 +122,10 @@ def test_a_result_says_what_it_found():
     assert (result.b_simple, result.responses) == pytest.approx((40, 320))
     assert result.se == pytest.approx(8)
     assert result.interval == pytest.approx((1 / 0.035, 1 / 0.015))
-    assert "noise scale 40 prompts = 320 responses; 95 %: 28.6 to 66.7 prompts" in str(result)
+    assert (
+        "noise scale 40 prompts = 320 responses; ± 2 standard errors: 28.6 to 66.7 prompts"
+        in str(result)
+    )
     weak = replace(result, inverse_se=0.02)
     assert "it may be anything above 15.4 prompts" in str(weak)
 
