@@ -93,7 +93,7 @@ def gantt(traces: dict[str, Trace], begin: float, seconds: float) -> Figure:
         axis.set_title(label, fontsize=9.5)
         axis.tick_params(axis="y", length=0)
         axis.grid(False)
-    np.atleast_1d(axes)[-1].set_xlabel("simulated seconds")
+    np.atleast_1d(axes)[-1].set_xlabel(f"simulated seconds after second {begin:.0f}")
     _legend(figure)
     return figure
 
