@@ -167,6 +167,24 @@ def test_sums_improve_as_told(lecture):
         assert abs(int(re.search(r"\d+", s["response"])[0]) - sum(numbers)) == 1
 
 
+def test_held_out_sums_are_other_orders_of_trained_ones(lecture):
+    assert "299 of the 300 are numbers trained on in another order" in text(
+        lecture, "arithmetic-after"
+    )
+    config = load_config(CONFIGS / "grpo_tiny_arithmetic.yaml")
+    task = load_task(config.task)
+
+    def numbers(entry):
+        return tuple(int(n) for n in re.findall(r"\d+", entry["question"]))
+
+    held_out = [numbers(entry) for entry in task.held_out[: config.eval_words]]
+    trained = {numbers(entry) for entry in task.stream(0).take(8000)}
+    any_order = {tuple(sorted(found)) for found in trained}
+    assert len(held_out) == 300
+    assert not trained & set(held_out)
+    assert sum(tuple(sorted(found)) in any_order for found in held_out) == 299
+
+
 def test_what_each_order_forgets(lecture):
     told = text(lecture, "order-after")
     assert "by 10 and by 39 points" in told
