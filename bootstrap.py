@@ -7,13 +7,15 @@ run finds a stamp and does no work; after a change of requirements or a moved fo
 again. Every failure ends in one sentence that says what to do.
 """
 
+import contextlib
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -103,32 +105,59 @@ def run(command: list, doing: str, log: Path | None = None) -> None:
         stop(sentences[0] if sentences else f"{doing} failed: {last} (all of it is in {log})")
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Wait, and say so, while another process sets this folder up (not on Windows)."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    folder = os.open(ROOT, os.O_RDONLY)  # its lock goes with this process, whatever ends it
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("setup: waiting for another setup of this folder to end ...", flush=True)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
 def install(
     venv: Path,
     inputs: tuple[str, ...],
     steps: list[tuple[str, list]],
     finish: Callable[[], object] = lambda: None,
 ) -> None:
-    """Make a virtual environment, unless its stamp says that it is there.
+    """Make a virtual environment, unless its stamp says that it is there; one at a time.
 
     inputs : files that the installation depends on, relative to ROOT
     steps  : (what is being done, arguments of `pip install`), in order
     finish : called when all is installed
     """
     wanted, stamp, log = fingerprint(inputs), venv / STAMP.name, venv / LOG.name
-    if stamp.exists() and stamp.read_text() == wanted:
+
+    def done() -> bool:
+        return stamp.exists() and stamp.read_text() == wanted
+
+    if done():
         return
     python = venv_python(venv)
     pip = [python, "-m", "pip", "install", "--disable-pip-version-check", "--retries", "2"]
     try:
-        if not python.exists() or subprocess.call([python, "-c", "import pip"]):
-            shutil.rmtree(venv, ignore_errors=True)
-            venv.mkdir()
-            run([sys.executable, "-m", "venv", venv], f"creating {venv.name}", log)
-        for doing, arguments in steps:
-            run([*pip, *arguments], doing, log)
-        finish()
-        stamp.write_text(wanted)
+        with alone():
+            if done():  # by the other one
+                return
+            if not python.exists() or subprocess.call([python, "-c", "import pip"]):
+                shutil.rmtree(venv, ignore_errors=True)
+                venv.mkdir()
+                run([sys.executable, "-m", "venv", venv], f"creating {venv.name}", log)
+            for doing, arguments in steps:
+                run([*pip, *arguments], doing, log)
+            finish()
+            stamp.write_text(wanted)
     except KeyboardInterrupt:
         stop("interrupted; run it again to continue")
     except OSError as error:

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections import namedtuple
 from pathlib import Path
 
@@ -104,6 +105,25 @@ def test_a_second_environment_has_a_stamp_of_its_own(bootstrap, tmp_path, monkey
     bootstrap.install(other, inputs, [("installing x", ["-r", "pins.txt"])])
     assert did[2:][-1] == "installing x"
     assert not bootstrap.STAMP.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fcntl")
+def test_a_second_setup_waits_for_the_first(bootstrap, tmp_path, monkeypatch, capfd):
+    did = []
+    monkeypatch.setattr(bootstrap, "run", lambda command, doing, log: did.append(doing))
+    (tmp_path / "pins.txt").write_text("x==1\n")
+    arguments = tmp_path / ".venv-other", ("pins.txt",), [("installing x", [])]
+    second = threading.Thread(target=bootstrap.install, args=arguments)
+    with bootstrap.alone():
+        second.start()
+        second.join(0.5)
+        assert second.is_alive()
+        assert not did
+        arguments[0].mkdir()
+        (arguments[0] / bootstrap.STAMP.name).write_text(bootstrap.fingerprint(("pins.txt",)))
+    second.join(30)
+    assert (second.is_alive(), did) == (False, [])  # the first one did it all
+    assert capfd.readouterr().out == "setup: waiting for another setup of this folder to end ...\n"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="make is not part of Windows")
