@@ -695,9 +695,11 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[], help="only these")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--out", type=Path, default=LOGS, help="folder of the logs")
-    parser.add_argument("--table", action="store_true", help="train nothing")
+    parser.add_argument("--table", action="store_true", help="of the logs; train nothing")
     parser.add_argument("--list", action="store_true", help="name the experiments")
     options = parser.parse_args()
+    if options.table and not options.names:
+        parser.error(f"--table of what? Name one or more of {', '.join(EXPERIMENTS)}")
     if options.list or not options.names:
         print(listed())
         return 0

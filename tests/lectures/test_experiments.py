@@ -387,6 +387,12 @@ def test_some_rows_trained_are_no_failure_though_the_table_waits(monkeypatch, tm
     assert "no table of group" in capsys.readouterr().err
 
 
+def test_a_table_of_nothing_is_refused(monkeypatch, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command(monkeypatch, "--table")
+    assert "Name one or more of reference, matched" in capsys.readouterr().err
+
+
 def test_a_table_is_of_every_row_and_seed(monkeypatch, capsys):
     for narrower in (("--rows", "group_2"), ("--seeds", 0)):
         with pytest.raises(SystemExit, match="2"):
