@@ -23,6 +23,8 @@ from llm_trainer.config import (
     with_values,
 )
 
+FOLDER = "a run or model folder (without one: the model that --config starts from)"
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code (0 good, 1 stopped, 2 refused, 130 interrupted)."""
@@ -116,7 +118,7 @@ def own_loss(command: argparse.ArgumentParser) -> None:
 
 
 def evaluate_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("folder", nargs="?", type=Path, help="a run or model folder")
+    command.add_argument("folder", nargs="?", type=Path, help=FOLDER)
     command.add_argument("--samples", type=int, default=0, help="also sample so many per question")
     command.add_argument("--k", type=int, nargs="+", help="pass@k for these k (1 and all samples)")
     command.add_argument("--temperature", type=float, help="of these samples (default: the run's)")
@@ -124,8 +126,10 @@ def evaluate_options(command: argparse.ArgumentParser) -> None:
 
 
 def noise_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("folder", nargs="?", type=Path, help="a run or model folder")
-    command.add_argument("--prompts", type=int, default=256, help="to measure with (256)")
+    command.add_argument("folder", nargs="?", type=Path, help=FOLDER)
+    command.add_argument(
+        "--prompts", type=int, default=256, help="to measure with, in whole steps of the run (256)"
+    )
 
 
 def configuration(options: argparse.Namespace, default: Path | None = None) -> Config:
@@ -207,7 +211,12 @@ def of_folder(options: argparse.Namespace) -> Config:
     folder = options.folder
     own = folder / "run.yaml" if folder else None
     if folder:
-        require(folder.is_dir(), f"no folder {folder}")
+        require(
+            folder.is_dir(),
+            f"no folder {folder}; give a finished run (`train` makes one) or a model's folder. For "
+            "the model that a run starts from, also one by name, leave the folder out and give "
+            "that run's --config FILE",
+        )
         finished = (folder / "config.json").is_file() or not own.is_file()
         require(finished, f"the run in {folder} has not finished: use --resume")
     return configuration(options, own if own and own.is_file() else None)
@@ -222,6 +231,8 @@ def run_noise(options: argparse.Namespace) -> int:
 
     task = load_task(config.task)
     policy = load_policy(config, options.folder or starting_model(config))
+    if options.prompts % config.prompts:
+        print(f"{options.prompts} prompts asked for; measured in whole steps of {config.prompts}")
     print(noise_scale(policy, task, config, prompts=options.prompts, seed=config.seed))
     return 0
 

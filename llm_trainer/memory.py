@@ -405,7 +405,8 @@ def report(config: Config, *, memory: float, prompt: int = PROMPT_TOKENS) -> tup
     part, size = max(parts.at_peak.items(), key=lambda item: item[1])
     lines = [
         f"{config.model}: {shape.parameters:,} parameters, {trained}; {config.algorithm}",
-        f"GB on one GPU, an estimate (not measured on a GPU); prompts of {prompt} tokens",
+        "GB (of 2^30 bytes) on one GPU, an estimate (not measured on a GPU); "
+        f"prompts of {prompt} tokens",
         *listed(parts),
         f"  peak       while {parts.phase:12} {parts.peak / GB:7.2f}",
         f"largest part: {part}, {size / parts.peak:.0%}",

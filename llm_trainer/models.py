@@ -407,7 +407,13 @@ def check_network(policy: Policy, source: str) -> None:
 def pick_device(name: str) -> torch.device:
     """auto → the GPU if there is one; raises ConfigError for a GPU that is not there."""
     gpu = torch.cuda.is_available()
-    require(name != "cuda" or gpu, "device = 'cuda': torch sees no GPU here; use auto or cpu")
+    built_for_gpus = torch.version.cuda or torch.version.hip
+    cause = "" if built_for_gpus else f" (torch {torch.__version__} is a build without CUDA)"
+    require(
+        name != "cuda" or gpu,
+        f"device = 'cuda': torch sees no GPU here{cause}; use auto or cpu, or see 'On a GPU' in "
+        "llm_trainer/README.md",
+    )
     return torch.device("cuda" if gpu and name != "cpu" else "cpu")
 
 

@@ -100,9 +100,10 @@ class NoiseScale:
                 f"noise scale {both}; ± 2 standard errors: {low:.3g} to {high:.3g} prompts"
             )
         else:
+            above = f" above {low:.3g} prompts" if low < math.inf else ""
             lines.append(
                 f"noise scale not resolved with {self.prompts} prompts: |∇J|² is within two "
-                f"standard errors of 0, so it may be anything above {low:.3g} prompts"
+                f"standard errors of 0, so it may be anything{above}"
             )
         return "\n".join(lines)
 
@@ -128,7 +129,7 @@ def noise_scale(
     require(
         prompts > config.prompts,
         f"noise scale: {prompts} prompts are one step of {config.prompts} or less, and the "
-        "standard error needs two; ask for more",
+        f"standard error needs two; ask for {config.prompts + 1} or more",
     )
     sampler, stream = make_sampler(policy, config), task.stream(seed)
     generator = torch.Generator(policy.device).manual_seed(seed)

@@ -5,7 +5,7 @@
 
 The file with the 151,643 pieces comes with Alibaba's package `dashscope` (Apache 2.0):
 
-    pip install --no-deps dashscope==2.0.2
+    python -m pip install --no-deps dashscope==2.0.2
 
 Only that file is read; nothing of the package is imported or run. Qwen3 uses the same pieces: its
 report (arXiv 2505.09388, section 2) names Qwen's tokenizer with 151,669 entries, which are these
@@ -19,6 +19,7 @@ Left out: weights, and what the real chat template does with tools and with earl
 import base64
 import hashlib
 import importlib.util
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,7 +33,8 @@ from llm_trainer.tiny import CHAT_TEMPLATE, END, PAD, START
 
 PACKAGE, FILE = "dashscope", "resources/qwen.tiktoken"
 VERSION = f"{PACKAGE}==2.0.2"
-HOW = f"pip install --no-deps {VERSION}"
+PIP = f"{sys.executable} -m pip install"  # a bare pip may be that of another Python
+HOW = f"{PIP} --no-deps {VERSION}"
 PIECES = 151_643
 # Of those lines, joined by line feeds.
 SHA256 = "9dd8c5c23a68c04c56029a2b3ff323c789e0237bcdff7d5ff730ea7f8bfc7612"
@@ -114,8 +116,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
     require(
         hashlib.sha256(b"\n".join(lines)).hexdigest() == SHA256,
         f"{path} is not Qwen's vocabulary: its {len(lines)} lines are not the {PIECES} of that "
-        "file, or some were changed. Get it anew with pip install --force-reinstall --no-deps "
-        f"{VERSION}",
+        f"file, or some were changed. Get it anew with {PIP} --force-reinstall --no-deps {VERSION}",
     )
     return {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, lines)}
 

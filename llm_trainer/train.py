@@ -104,7 +104,8 @@ def train(
     require(
         config.max_staleness == 0,
         f"max_staleness = {config.max_staleness}: train samples and learns in turn, so nothing is "
-        "ever old; use actor-learner, or leave it out",
+        "ever old; use actor-learner"
+        + (f" --resume {config.output_dir}" if resume else ", or leave it out"),
     )
     config = with_launcher(config)
     check_tracker(config)

@@ -410,6 +410,8 @@ def test_train_says_who_can_learn_from_old_samples(make_config):
     config = make_config(max_staleness=1)
     with pytest.raises(ConfigError, match="max_staleness = 1: train samples and learns in turn"):
         train(config, quiet=True)
+    with pytest.raises(ConfigError, match=f"actor-learner --resume {config.output_dir}$"):
+        train(config, quiet=True, resume=True)
     assert not Path(config.output_dir).exists()
 
 

@@ -293,7 +293,7 @@ def test_words_seen_before_a_run_without_words_are_remembered(capsys, make_confi
 
 def test_evaluate_says_what_is_not_there(capsys, tmp_path):
     assert main(["evaluate", str(tmp_path / "nope")]) == 2
-    assert "no folder" in capsys.readouterr().err
+    assert re.search("no folder .*leave the folder out and give", capsys.readouterr().err)
     (tmp_path / "run.yaml").write_text("steps: 5\n")
     assert main(["evaluate", str(tmp_path)]) == 2
     assert "has not finished: use --resume" in capsys.readouterr().err

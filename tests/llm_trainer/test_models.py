@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from llm_trainer.config import ConfigError
-from llm_trainer.models import Policy, load_policy
+from llm_trainer.models import Policy, load_policy, pick_device
 from llm_trainer.rollout import pad_prompts, sample
 from llm_trainer.scoring import score
 from llm_trainer.tiny import END, PAD, build_tokenizer
@@ -268,3 +268,14 @@ def test_dropout_in_a_configuration_stays_off_while_layers_recompute(make_config
     policy.recompute(True)
     again = policy.forward(prompts.tokens, prompts.attention, prompts.positions)
     assert torch.equal(plain, again)
+
+
+@pytest.mark.parametrize(("cuda", "named"), [(None, True), ("12.8", False)])
+def test_a_build_without_cuda_is_named(monkeypatch, cuda, named):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", None)
+    with pytest.raises(ConfigError, match="torch sees no GPU here") as error:
+        pick_device("cuda")
+    assert (f"torch {torch.__version__} is a build without CUDA" in str(error.value)) == named
+    assert pick_device("auto").type == "cpu"

@@ -1,6 +1,7 @@
 """The gradient noise scale: against closed forms, enumeration, and the trainer's own gradient."""
 
 import math
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -128,6 +129,7 @@ def test_a_result_says_what_it_found():
     )
     weak = replace(result, inverse_se=0.02)
     assert "it may be anything above 15.4 prompts" in str(weak)
+    assert str(replace(result, inverse=0.0, inverse_se=0.0)).endswith("it may be anything")
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "dapo"])
@@ -158,7 +160,10 @@ def test_measuring_changes_no_weight_and_repeats(make_config, policy, spelling):
 
 @pytest.mark.parametrize(
     ("values", "prompts", "says"),
-    [({}, 4, "the standard error needs two"), ({"algorithm": "ppo"}, 8, "has a critic")],
+    [
+        ({}, 4, "the standard error needs two; ask for 5 or more"),
+        ({"algorithm": "ppo"}, 8, "has a critic"),
+    ],
 )
 def test_what_cannot_be_measured_is_refused(make_config, policy, spelling, values, prompts, says):
     with pytest.raises(ConfigError, match=says):
@@ -167,12 +172,12 @@ def test_what_cannot_be_measured_is_refused(make_config, policy, spelling, value
 
 def test_the_command_measures_a_folder(capsys, model_folder):
     sizes = ["prompts=4", "group=4", "micro_batch=4"]
-    assert main(["noise", str(model_folder), "--prompts", "8", "--set", *sizes]) == 0
+    assert main(["noise", str(model_folder), "--prompts", "7", "--set", *sizes]) == 0
     said = capsys.readouterr().out
-    assert "8 prompts with 4 responses each" in said
+    assert "7 prompts asked for; measured in whole steps of 4\n8 prompts with 4 responses" in said
     assert "noise scale" in said
 
 
 def test_the_command_says_what_is_not_there(capsys, tmp_path):
     assert main(["noise", str(tmp_path / "nope")]) == 2
-    assert "no folder" in capsys.readouterr().err
+    assert re.search("no folder .*`train` makes one", capsys.readouterr().err)

@@ -4,6 +4,7 @@ Most of it needs the file that the package `dashscope` carries; without it these
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -73,7 +74,8 @@ def test_every_byte_has_a_name_of_its_own():
 
 def test_without_the_package_the_error_names_the_command(monkeypatch):
     monkeypatch.setattr(qwen_vocabulary, "PACKAGE", "no_such_package")
-    with pytest.raises(ConfigError, match=r"pip install --no-deps dashscope==2\.0\.2"):
+    command = f"{sys.executable} -m pip install --no-deps dashscope==2.0.2"
+    with pytest.raises(ConfigError, match=re.escape(command)):
         vocabulary_file()
 
 

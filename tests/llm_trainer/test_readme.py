@@ -12,6 +12,7 @@ import pytest
 import llm_trainer
 from llm_trainer.__main__ import configuration, parser
 from llm_trainer.config import CONFIGS, load
+from llm_trainer.memory import GB, estimate
 from llm_trainer.task import is_hidden, load_task
 
 ROOM = Path(llm_trainer.__file__).parent
@@ -99,6 +100,11 @@ def test_links_lead_somewhere():
             assert target[1:] in anchors
         elif not target.startswith("https://"):
             assert (ROOM / target).exists()
+
+
+def test_the_memory_of_the_24_gb_preset_is_its_estimate():
+    peak = estimate(load(CONFIGS / "grpo_qwen3_1.7b_24gb.yaml")).peak
+    assert f"| memory | {peak / GB:.1f} GB | an estimate" in README
 
 
 def test_most_held_out_sums_are_training_sums_in_another_order():
