@@ -9,9 +9,9 @@
 Each run is `configs/grpo_tiny.yaml`, untouched: at some steps its policy is measured on `PROMPTS`
 training questions of another seed, whose responses are thrown away. A line has `step`, `prompts`,
 `group`, `signal` (|∇J|²), `trace` (tr Σ of one prompt's gradient), `b_simple` in prompts,
-`responses` (the same, times `group`), their standard errors, the 95 % interval `low` to `high` of
-b_simple, and `eval/exact`. null: not resolved, or without an upper end. What is estimated, and how,
-is in `llm_trainer/noise_scale.py`.
+`responses` (the same, times `group`), their standard errors, `low` to `high`, two standard
+errors of 1/b_simple either way, and `eval/exact`. null: not resolved, or without an upper end.
+What is estimated, and how, is in `llm_trainer/noise_scale.py`.
 """
 
 import argparse

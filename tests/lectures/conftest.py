@@ -31,12 +31,20 @@ class Lecture:
     def __getitem__(self, name: str):
         return self.names[name]
 
+    def text(self, cell: str) -> str:
+        """What stands in a cell."""
+        return "".join(self.cells[cell]["source"])
+
+    def printed(self, cell: str) -> str:
+        """What a cell had printed when the notebook was committed."""
+        return "".join("".join(o.get("text", "")) for o in self.cells[cell]["outputs"])
+
     def run(self, cell: str) -> None:
-        exec(compile("".join(self.cells[cell]["source"]), cell, "exec"), self.names)
+        exec(compile(self.text(cell), cell, "exec"), self.names)
 
     def solution(self, exercise: str) -> str:
         """The code in the folded solution of an exercise."""
-        (code,) = re.findall(r"```python\n(.*?)```", "".join(self.cells[exercise]["source"]), re.S)
+        (code,) = re.findall(r"```python\n(.*?)```", self.text(exercise), re.S)
         return code
 
 

@@ -24,11 +24,6 @@ USED = ["setup", "gates", "gspo", "outlier", "compass", "sapo"]
 METHODS = ("ppo", "gspo", "cispo", "sapo")
 
 
-def printed(lecture, cell: str) -> str:
-    outputs = lecture.cells[cell]["outputs"]
-    return "".join("".join(o.get("text", "")) for o in outputs)
-
-
 def shown(lecture, cell: str) -> str:
     outputs = lecture.cells[cell]["outputs"]
     return "".join("".join(o.get("data", {}).get("text/plain", "")) for o in outputs)
@@ -97,13 +92,13 @@ def test_student_quantiles_of_the_race_section():
 
 
 def test_prose_repeats_what_the_races_printed(lecture):
-    assert "GSPO minus GRPO: -0.92 points" in printed(lecture, "puzzle-first")
-    assert "-0.029 points" in printed(lecture, "columns-hard")
-    updates = re.search(r"'dapo': (\S+)\}", printed(lecture, "carried"))[1]
+    assert "GSPO minus GRPO: -0.92 points" in lecture.printed("puzzle-first")
+    assert "-0.029 points" in lecture.printed("columns-hard")
+    updates = re.search(r"'dapo': (\S+)\}", lecture.printed("carried"))[1]
     assert float(updates) / 80 == pytest.approx(2 / 3, abs=0.04)  # "a third fewer"
     truth = re.search(r"it is \| (\S+) \|", shown(lecture, "puzzle"))[1]
     assert -0.3 < float(truth.replace("−", "-")) < 0
-    assert "0 of 9" in printed(lecture, "carried").splitlines()[1]
+    assert "0 of 9" in lecture.printed("carried").splitlines()[1]
     assert re.search(r"it is \| 1 \|", shown(lecture, "own-race"))  # "predicted first and got it"
 
 
@@ -120,7 +115,7 @@ def moved_batch(lecture):
 
 
 def test_numbers_of_the_one_batch_section(lecture):
-    text = printed(lecture, "one-batch")
+    text = lecture.printed("one-batch")
     after = {
         line[:10].strip(): float(re.search(r"(\S+)\]$", line)[1]) for line in text.splitlines()
     }
@@ -128,7 +123,7 @@ def test_numbers_of_the_one_batch_section(lecture):
     assert after["gspo"] < 0.002
     assert after["unclipped"] > 2
     assert after["cispo"] > 1
-    rare = printed(lecture, "rare")
+    rare = lecture.printed("rare")
     assert "[42, " in rare  # 37 of them are silent: 88 %
     assert round(37 / 42, 2) == 0.88
     assert "'ppo': array([0.88, 0.75, 0.62, 0.26])" in rare

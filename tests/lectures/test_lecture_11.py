@@ -38,29 +38,20 @@ def ward():
     return Ward(seed=0)
 
 
-def text(lecture, cell: str) -> str:
-    return "".join(lecture.cells[cell]["source"])
-
-
-def printed(lecture, cell: str) -> str:
-    outputs = lecture.cells[cell]["outputs"]
-    return "".join("".join(o.get("text", "")) for o in outputs)
-
-
 def test_every_bug_is_named_in_the_puzzle(lecture):
-    listed = printed(lecture, "catalogue").splitlines()
+    listed = lecture.printed("catalogue").splitlines()
     assert [line.split(maxsplit=1) for line in listed] == [[b.name, b.title] for b in BUGS.values()]
     assert len(BUGS) == 17
-    assert "Seventeen people" in text(lecture, "puzzle-text")
+    assert "Seventeen people" in lecture.text("puzzle-text")
 
 
 def test_the_table_covers_the_whole_catalogue(lecture):
-    rows = printed(lecture, "map-table")
+    rows = lecture.printed("map-table")
     assert all(re.search(rf"^{name} +\d+%", rows, re.MULTILINE) for name in [HEALTHY, *BUGS])
 
 
 def test_the_folded_diagnoses_are_those_of_the_ward(lecture, ward):
-    answers = text(lecture, "doctor-after")
+    answers = lecture.text("doctor-after")
     told = dict(re.findall(r"\b([A-G]): ([a-z ]+)", answers))
     means = {
         "stale_cache": "stale cache",
@@ -89,7 +80,7 @@ def test_widget_and_cells_have_the_same_patients(ward):
 
 
 def test_prices_in_the_text(lecture):
-    rules = text(lecture, "symptoms") + text(lecture, "ward-text")
+    rules = lecture.text("symptoms") + lecture.text("ward-text")
     assert f"worth {POINTS} points" in rules
     assert f"a wrong diagnosis takes {WRONG}" in rules
     assert "lengths (1 point)" in rules
@@ -97,14 +88,14 @@ def test_prices_in_the_text(lecture):
     for name in ("first_ratio", "mask", "last_ratio", "surprise"):
         assert PROBES[name].price == 2
     assert PROBES["map"].price == 4
-    told = text(lecture, "doctor-widget-text")
+    told = lecture.text("doctor-widget-text")
     assert "42 of 70" in told  # A 8, C 8; B, E, G the map: 6; D, F the map and surprise: 4
     assert 2 * (POINTS - 2) + 3 * (POINTS - 4) + 2 * (POINTS - 6) == 42
     assert "just the right probes has 48" in told  # counted in the tests of silent_bugs
 
 
 def test_what_the_free_loss_tells(lecture, ward):
-    assert "a healthy loss is about −.15. E's is −.01" in text(lecture, "doctor-after")
+    assert "a healthy loss is about −.15. E's is −.01" in lecture.text("doctor-after")
     first = {letter: ward.probe(letter, "curves")["loss"][0] for letter in ward.patients}
     assert first["D"] == pytest.approx(-0.15, abs=0.02)
     assert first["E"] == pytest.approx(-0.01, abs=0.01)
@@ -122,7 +113,7 @@ def test_the_last_table_has_every_row_of_the_library(lecture):
 @pytest.mark.slow  # 48 runs, a quarter of a minute
 def test_three_bugs_look_like_improvements(lecture):
     """About .15 points over twelve seeds, as the text says; three standard errors above 0."""
-    assert "by about .15 points" in text(lecture, "puzzle-after")
+    assert "by about .15 points" in lecture.text("puzzle-after")
     right = torch.tensor([practise(RIGHT, seed=seed).curves["J"][-1] for seed in range(12)])
     for name in ("padding_trained", "over_batch", "interleaved"):
         parts = BUGS[name].patch(RIGHT)

@@ -25,15 +25,6 @@ USED = ["setup"]
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks" / "README.md"
 
 
-def text(lecture, cell: str) -> str:
-    return "".join(lecture.cells[cell]["source"])
-
-
-def printed(lecture, cell: str) -> str:
-    outputs = lecture.cells[cell]["outputs"]
-    return "".join("".join(o.get("text", "")) for o in outputs)
-
-
 @pytest.fixture(scope="module")
 def sampled(lecture):
     """The lecture with its batch of samples, the plain score, and a policy with dropout."""
@@ -43,35 +34,35 @@ def sampled(lecture):
 
 
 def test_the_measured_memory_is_the_benchmarks(lecture):
-    told = text(lecture, "chunks-after")
+    told = lecture.text("chunks-after")
     rows = re.findall(r"^\| (?:naive|ours, chunk \d+) \| ([\d,]+) \|", BENCHMARKS.read_text(), re.M)
     assert len(rows) == 3
     assert all(f"{megabytes} MB" in told for megabytes in rows)
 
 
 def test_sizes_told_in_text(lecture):
-    assert "151,643" in text(lecture, "tokens-after")
-    assert "151,387" in text(lecture, "tokens-after")
+    assert "151,643" in lecture.text("tokens-after")
+    assert "151,387" in lecture.text("tokens-after")
     assert 151_643 - 256 == 151_387
     for vocabulary, power in ((110, 22), (151_669, 57)):  # rows of a table: a prefix each
-        assert f"10^{{{power}}}" in text(lecture, "puzzle-text")
+        assert f"10^{{{power}}}" in lecture.text("puzzle-text")
         assert math.log10(sum(vocabulary**k for k in range(12))) == pytest.approx(power, abs=0.5)
     assert math.log(110) == pytest.approx(4.7, abs=0.05)
     assert math.log(151_936) == pytest.approx(11.9, abs=0.05)
     bytes_per_token = 28 * 2 * 8 * 128 * 2
-    assert "114,688 bytes" in text(lecture, "cache-after")
+    assert "114,688 bytes" in lecture.text("cache-after")
     assert bytes_per_token == 114_688
     assert 2 ** (math.floor(math.log2(0.02)) - 7) == pytest.approx(1.2e-4, abs=5e-6)  # bfloat16
-    assert "1.2\\cdot10^{-4}" in text(lecture, "cache-after")
-    assert "15 GB" in text(lecture, "cache-after")
+    assert "1.2\\cdot10^{-4}" in lecture.text("cache-after")
+    assert "15 GB" in lecture.text("cache-after")
     assert 128 * 1024 * bytes_per_token / 1e9 == pytest.approx(15, abs=0.1)
-    assert "four to three, 56 to 42 GB" in text(lecture, "history-after")
-    assert "44 % less" in text(lecture, "history-after")
+    assert "four to three, 56 to 42 GB" in lecture.text("history-after")
+    assert "44 % less" in lecture.text("history-after")
     assert pytest.approx(0.44, abs=0.005) == 1 - 140 / 252
 
 
 def test_exercise_1_by_hand(lecture):
-    told = text(lecture, "exercise-1")
+    told = lecture.text("exercise-1")
     longer = {"max_new_tokens": 2048, "shared_prefix": False, "gradient_checkpointing": True}
     config = with_values(load(CONFIGS / "grpo_qwen3_1.7b_80gb.yaml"), **longer)
     known = memory.estimate(config)
@@ -101,7 +92,7 @@ def test_folded_solutions_run(sampled, exercise):
 
 def test_without_a_reward_for_the_format_half_the_runs_stop_ending(lecture):
     """Section 3.3: three of six, from step 120 to 210 on, at an unchanged reward."""
-    told, found = text(lecture, "reward-after"), {}
+    told, found = lecture.text("reward-after"), {}
     assert "three of six committed runs" in told
     for method in ("grpo", "rloo"):
         for run in experiments.load("format")[f"{method}_format_0"]:
@@ -185,7 +176,7 @@ def test_the_folded_compass_folds():
 
 def test_in_bfloat16_a_shift_of_positions_is_felt(lecture):
     """Exercise 3: about .004 nats a token on average, where float32 has none."""
-    assert "by .004 nats on average" in text(lecture, "exercise-3")
+    assert "by .004 nats on average" in lecture.text("exercise-3")
     policy, task = lecture["policy"], lecture["task"]
     question, answer = task.question(task.entry("plane")), "<answer>enalp</answer><|im_end|>"
     ids = policy.prompt(question) + policy.tokenizer(answer)["input_ids"]

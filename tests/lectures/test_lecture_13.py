@@ -26,10 +26,6 @@ USED = ["setup", "noise-toy"]
 MATCHED = ("reinforce", "rloo", "grpo", "dr_grpo", "dapo")
 
 
-def text(lecture, cell):
-    return "".join(lecture.cells[cell]["source"])
-
-
 def ends(name, row, metric="eval/exact"):
     return [100 * run.column(metric)[1][-1] for run in load(name)[row]]
 
@@ -40,7 +36,7 @@ def gap(name, row, other):
 
 
 def test_the_matched_rows_end_where_the_text_says(lecture):
-    told = text(lecture, "matched-after")
+    told = lecture.text("matched-after")
     means = [statistics.fmean(ends("matched", row)) for row in MATCHED]
     assert "between 90.3 and 91.5 %" in told
     assert (round(min(means), 1), round(max(means), 1)) == (90.3, 91.5)
@@ -60,7 +56,7 @@ def test_the_matched_rows_end_where_the_text_says(lecture):
 
 
 def test_the_clip_of_the_gradient_binds_for_two_rows_only(lecture):
-    assert "the others in none" in text(lecture, "matched-text")
+    assert "the others in none" in lecture.text("matched-text")
     for row, runs in load("matched").items():
         norms = [x for run in runs for x in run.column("grad_norm")[1][:20]]
         share = sum(x > 1 for x in norms) / len(norms)
@@ -80,7 +76,7 @@ def test_students_quantiles_of_the_resolution():
 
 
 def test_the_run_that_was_read(lecture):
-    told = text(lecture, "order-text")
+    told = lecture.text("order-text")
     often, once, leash = (load("updates")[k] for k in ("epochs_4", "epochs_1", "epochs_4_kl_0.04"))
 
     def mean(runs, name, first, last):
@@ -98,7 +94,7 @@ def test_the_run_that_was_read(lecture):
 
 
 def test_words_that_come_back(lecture):
-    told = text(lecture, "few-words-after")
+    told = lecture.text("few-words-after")
     assert "ends at 94 % of them and 66 % of the others, after 78 %" in told
     runs = load("words")["words_32"]
     assert statistics.fmean(ends("words", "words_32", "train/exact")) == pytest.approx(94, abs=0.6)
@@ -108,15 +104,15 @@ def test_words_that_come_back(lecture):
 
 
 def test_numbers_of_the_sweep(lecture):
-    assert "3.3 ± 2.4 points" in text(lecture, "sweep-after")
+    assert "3.3 ± 2.4 points" in lecture.text("sweep-after")
     assert gap("group", "group_16", "group_8") == pytest.approx((-3.3, 2.4), abs=0.06)
     broken = [sum(x < 1 for x in ends("format", row)) for row in ("grpo_format_0", "rloo_format_0")]
     assert broken == [2, 1]
-    assert "In the other broken seed" in text(lecture, "broken-after")
+    assert "In the other broken seed" in lecture.text("broken-after")
 
 
 def test_numbers_of_the_batch_section(lecture):
-    told = text(lecture, "batch-after")
+    told = lecture.text("batch-after")
     assert "−2.2 ± 1.6 points" in told
     assert gap("batch", "prompts_64", "prompts_16") == pytest.approx((-2.2, 1.6), abs=0.06)
     assert "between 6,400 and 11,520" in told
@@ -141,7 +137,7 @@ def test_numbers_of_the_batch_section(lecture):
 
 
 def test_the_noise_scale_that_the_text_names(lecture):
-    told = text(lecture, "noise-after")
+    told = lecture.text("noise-after")
     assert "44 prompts at the start, 135 to 199 after 20 updates, 135 to 232 after 60" in told
     lines = [{x["step"]: x["b_simple"] for x in run.lines} for run in noise_scale.load()]
     start, sooner, later = ([x[step] for x in lines] for step in (0, 20, 60))
@@ -154,7 +150,7 @@ def test_the_noise_scale_that_the_text_names(lecture):
 
 
 def test_sums_improve_as_told(lecture):
-    assert "From 50 to 73 %" in text(lecture, "arithmetic-after")
+    assert "From 50 to 73 %" in lecture.text("arithmetic-after")
     runs = load("arithmetic")["grpo"]
     exact = [
         statistics.fmean(100 * run.column("eval/exact")[1][k] for run in runs) for k in (0, -1)
@@ -168,8 +164,8 @@ def test_sums_improve_as_told(lecture):
 
 
 def test_held_out_sums_are_other_orders_of_trained_ones(lecture):
-    assert "299 of the 300 are numbers trained on in another order" in text(
-        lecture, "arithmetic-after"
+    assert "299 of the 300 are numbers trained on in another order" in lecture.text(
+        "arithmetic-after"
     )
     config = load_config(CONFIGS / "grpo_tiny_arithmetic.yaml")
     task = load_task(config.task)
@@ -186,7 +182,7 @@ def test_held_out_sums_are_other_orders_of_trained_ones(lecture):
 
 
 def test_what_each_order_forgets(lecture):
-    told = text(lecture, "order-after")
+    told = lecture.text("order-after")
     assert "by 10 and by 39 points" in told
     assert gap("curriculum", "easy_first", "mixed")[0] == pytest.approx(-9.7, abs=0.06)
     assert gap("curriculum", "hard_first", "mixed")[0] == pytest.approx(-39.1, abs=0.06)
@@ -205,7 +201,7 @@ def test_what_each_order_forgets(lecture):
 
 def test_how_long_an_order_stays_at_a_length(lecture):
     """Of the words of a sorted run, and of the held-out words, as the text counts them."""
-    told = text(lecture, "order-after")
+    told = lecture.text("order-after")
     row = experiments.EXPERIMENTS["curriculum"].rows["hard_first"]
     task = load_task(load_config(CONFIGS / "grpo_tiny.yaml").task)
     updates = {n: [] for n in range(3, 8)}
@@ -223,7 +219,7 @@ def test_how_long_an_order_stays_at_a_length(lecture):
 
 
 def test_the_first_sign_of_the_missing_format_reward(lecture):
-    told = text(lecture, "broken-after")
+    told = lecture.text("broken-after")
     assert "some 2 % at update 90, 5 and 10 % at 110" in told
     lines = {x["step"]: x for x in load("format")["grpo_format_0"][1].lines}
     for step, cut, bad in ((90, 0.016, 0.024), (110, 0.05, 0.10)):
@@ -254,7 +250,7 @@ def test_exercise_2_filters_the_words(lecture, capsys):
     exec("from llm_trainer.config import with_values", lecture.names)
     lecture.run("levels")
     exec(lecture.solution("exercise-2"), lecture.names)
-    assert "104 words stay" in text(lecture, "exercise-2")
+    assert "104 words stay" in lecture.text("exercise-2")
     assert int(lecture["keep"].sum()) == pytest.approx(104, abs=15)
     keep, both = lecture["keep"], lecture["both"]
     old, new = (lecture["contrast"](x.correct[keep], 8) for x in both.values())
@@ -268,7 +264,7 @@ def test_exercise_3_refutes_by_enumeration(lecture):
     assert noise["supervised"] == pytest.approx(4.7, abs=0.05)
     assert noise["graded"] == pytest.approx(1.57, abs=0.05)
     assert noise["0/1"] == pytest.approx(16.3, abs=0.3)
-    told = text(lecture, "exercise-3")
+    told = lecture.text("exercise-3")
     assert "per answer it is 2.7 times as noisy" in told
     assert "28 times" in told
     answers = lecture["per_answer"]

@@ -20,15 +20,6 @@ LECTURE = "14_off_policy_correction"
 USED = ["setup", "toy", "train", "path", "estimate", "ways"]
 
 
-def text(lecture, cell: str) -> str:
-    return "".join(lecture.cells[cell]["source"])
-
-
-def printed(lecture, cell: str) -> str:
-    outputs = lecture.cells[cell]["outputs"]
-    return "".join("".join(o.get("text", "")) for o in outputs)
-
-
 @dataclass
 class Copied:
     """As much of a trainer's policy as `rounded` reads."""
@@ -87,7 +78,7 @@ def test_every_way_has_a_look_and_can_be_drawn():
 
 
 def test_exercise_1_by_hand(lecture):
-    told = text(lecture, "exercise-1")
+    told = lecture.text("exercise-1")
     w = 0.3 / 0.2, 0.3 / 0.4
     assert w == pytest.approx((1.5, 0.75))
     assert w[0] * w[1] == pytest.approx(1.125)
@@ -103,7 +94,7 @@ def test_exercise_2_ends_where_it_says(lecture):
     with contextlib.redirect_stdout(said):
         exec(lecture.solution("exercise-2"), lecture.names)
     plain, normalised = map(float, re.findall(r"\d\.\d\d", said.getvalue()))
-    assert "end near 3.8 instead of 3.1" in text(lecture, "exercise-2")
+    assert "end near 3.8 instead of 3.1" in lecture.text("exercise-2")
     assert plain == pytest.approx(3.1, abs=0.3)
     assert normalised == pytest.approx(3.8, abs=0.15)
 
@@ -116,38 +107,38 @@ def test_exercise_3_refutes_in_ten_lines(lecture):
 
 
 def test_numbers_in_the_text_are_those_that_were_printed(lecture):
-    cases = printed(lecture, "cases")
-    assert "cosine −.08" in text(lecture, "cases-after")
+    cases = lecture.printed("cases")
+    assert "cosine −.08" in lecture.text("cases-after")
     assert re.search(r"age 32, B +cosine with ∇J -0\.08", cases)
-    assert "off by 42 %" in text(lecture, "caps-between")
-    assert "per token by 0.42" in printed(lecture, "ways")
-    assert "(2.0 against 1.8)" in text(lecture, "topr-after")
-    assert re.search(r"no weight .*J +2\.0", printed(lecture, "flows"))
-    assert re.search(r"TOPR .*J +1\.[78]", printed(lecture, "flows"))
-    assert "180 nats" in text(lecture, "topr-after")
-    assert re.search(r"no weight +KL +179\.8\d +back +2\.5", printed(lecture, "flows"))
-    assert "(7,000, says [OFF-4]" in text(lecture, "qwen-after")
-    assert "no weight at all (error .56)" in text(lecture, "caps-after")
-    assert "64 answers: {'per answer': 'error 0.56" in printed(lecture, "caps")
-    assert "from 3.8 to 2.2" in text(lecture, "caps-after")
-    assert re.findall(r"per token': 'error \S+ at cap (\S\.\d)", printed(lecture, "caps")) == [
+    assert "off by 42 %" in lecture.text("caps-between")
+    assert "per token by 0.42" in lecture.printed("ways")
+    assert "(2.0 against 1.8)" in lecture.text("topr-after")
+    assert re.search(r"no weight .*J +2\.0", lecture.printed("flows"))
+    assert re.search(r"TOPR .*J +1\.[78]", lecture.printed("flows"))
+    assert "180 nats" in lecture.text("topr-after")
+    assert re.search(r"no weight +KL +179\.8\d +back +2\.5", lecture.printed("flows"))
+    assert "(7,000, says [OFF-4]" in lecture.text("qwen-after")
+    assert "no weight at all (error .56)" in lecture.text("caps-after")
+    assert "64 answers: {'per answer': 'error 0.56" in lecture.printed("caps")
+    assert "from 3.8 to 2.2" in lecture.text("caps-after")
+    assert re.findall(r"per token': 'error \S+ at cap (\S\.\d)", lecture.printed("caps")) == [
         "3.7",
         "2.3",
         "2.2",
     ]
-    assert "delay 4 has .17 nats" in text(lecture, "compass-text")
-    assert "delay 4: 0.17 nats" in printed(lecture, "training")
-    assert printed(lecture, "price").splitlines()[-1].startswith("{0.0001: 6932")
+    assert "delay 4 has .17 nats" in lecture.text("compass-text")
+    assert "delay 4: 0.17 nats" in lecture.printed("training")
+    assert lecture.printed("price").splitlines()[-1].startswith("{0.0001: 6932")
 
 
 def test_the_summary_repeats_what_was_printed(lecture):
     found = {}
-    for row in printed(lecture, "staleness").splitlines():
+    for row in lecture.printed("staleness").splitlines():
         found[row[:16].strip()] = [row.split()[-3], row.split()[-1]]
-    for row in printed(lecture, "training").splitlines()[2:]:
+    for row in lecture.printed("training").splitlines()[2:]:
         found[row[:16].strip()] += re.findall(r"\d\.\d\d", row[16:])
     table = [
-        row.split("|")[1:-1] for row in text(lecture, "summary").split("at ¼ |")[1].splitlines()
+        row.split("|")[1:-1] for row in lecture.text("summary").split("at ¼ |")[1].splitlines()
     ]
     rows = [[cell.strip() for cell in row] for row in table if len(row) == 5][1:]
     assert len(rows) == 6
@@ -158,7 +149,7 @@ def test_the_summary_repeats_what_was_printed(lecture):
 
 def test_caps_by_the_plain_error(lecture):
     """In the folded note: what [OFF-5] itself chooses, without the best overall factor."""
-    told = text(lecture, "cap-text")
+    told = lecture.text("cap-text")
     assert "64 answers choose .7 for the answer's cap" in told
     assert "from 3.0 to 3.6" in told
     grid, best = torch.logspace(-2, 4, 73, base=2), {}
@@ -173,20 +164,20 @@ def test_caps_by_the_plain_error(lecture):
 
 
 def test_fresh_runs_that_settled_early(lecture):
-    assert "7 of the 32 fresh ones" in text(lecture, "puzzle-after")
+    assert "7 of the 32 fresh ones" in lecture.text("puzzle-after")
     assert (lecture["train"](lecture["no_weight"], delay=0)[-1] < 3.5).sum() in range(4, 11)
 
 
 def test_eight_updates_old_is_within_fifteen_degrees(lecture):
-    assert "within 15 degrees" in text(lecture, "staleness-after")
-    rows = printed(lecture, "staleness").splitlines()
+    assert "within 15 degrees" in lecture.text("staleness-after")
+    rows = lecture.printed("staleness").splitlines()
     at_eight = {row[:16].strip(): float(row[16:].split()[4]) for row in rows}
     inside = [name for name, c in at_eight.items() if c > math.cos(math.radians(15))]
     assert set(at_eight) - set(inside) == {"clip alone"}
 
 
 def test_hand_numbers_of_the_four_tokens(lecture):
-    told = text(lecture, "two-ratios-after")
+    told = lecture.text("two-ratios-after")
     assert "is pushed with −4" in told
     assert pytest.approx(4) == 0.2 / 0.05
     assert "moved by a tenth" in told

@@ -17,17 +17,8 @@ LECTURE = "15_systems_and_agents"
 USED = ["setup"]
 
 
-def text(lecture, cell: str) -> str:
-    return "".join(lecture.cells[cell]["source"])
-
-
-def printed(lecture, cell: str) -> str:
-    outputs = lecture.cells[cell]["outputs"]
-    return "".join("".join(o.get("text", "")) for o in outputs)
-
-
 def test_exercise_1_by_hand(lecture):
-    told = text(lecture, "exercise-1")
+    told = lecture.text("exercise-1")
     assert "60/95=.63" in told
     assert pytest.approx(0.63, abs=5e-3) == 60 / 95
     assert pytest.approx(0.32, abs=5e-3) == 30 / 95
@@ -45,7 +36,7 @@ def test_exercise_1_by_hand(lecture):
 
 def test_exercise_2_says_what_the_simulator_gives(lecture):
     exec(lecture.solution("exercise-2"), lecture.names)  # its own asserts are the claim
-    assert "1.89" in text(lecture, "exercise-2")
+    assert "1.89" in lecture.text("exercise-2")
     a, b = Setup().generation_rate, Setup().training_rate
     assert min(a, b) * (1 / a + 1 / b) == pytest.approx(1.89, abs=5e-3)
     assert lecture["gain"] > 3
@@ -79,28 +70,28 @@ def test_dropping_by_age_drops_long_answers():
 
 def test_numbers_in_the_text(lecture):
     lengths = serving.Lengths()
-    assert "half have fewer than 400 tokens" in text(lecture, "puzzle-text")
+    assert "half have fewer than 400 tokens" in lecture.text("puzzle-text")
     assert lengths.median == 400
     assert lengths.share_cut == pytest.approx(1 / 50, abs=0.005)  # "one in fifty"
     assert lengths.expected_max(64) / lengths.mean > 3.5
-    assert "481 episodes" in text(lecture, "tool-exact-text")
+    assert "481 episodes" in lecture.text("tool-exact-text")
     assert len(tool_use.all_trajectories().tokens) == 481 * 6
 
 
 def test_the_saved_runs_say_what_the_text_says(lecture):
     ages = [
         int(n)
-        for n in re.findall(r"\d+", printed(lecture, "two-processes").split("[")[1].split("]")[0])
+        for n in re.findall(r"\d+", lecture.printed("two-processes").split("[")[1].split("]")[0])
     ]
     assert ages[0] == 0
     assert ages[-1] == max(ages) <= 4
     writing, learning = re.search(r"writing ([\d.]+), learning ([\d.]+)",
-                                  printed(lecture, "two-processes")).groups()  # fmt: skip
+                                  lecture.printed("two-processes")).groups()  # fmt: skip
     assert float(writing) < float(learning)  # "writing is the faster half"
 
 
 def test_every_framework_has_a_cell_in_every_row(lecture):
-    rows = [r for r in text(lecture, "code-after").splitlines() if r.startswith("|")]
+    rows = [r for r in lecture.text("code-after").splitlines() if r.startswith("|")]
     assert {len(row.split("|")) for row in rows} == {7}
     assert len(rows) >= 11
 
