@@ -73,7 +73,7 @@ def test_library_imports_nothing_heavy_or_foreign(room):
     """policy_gradients needs torch and einops only; no room but the trainer needs transformers."""
     allowed = {
         "policy_gradients": {"torch", "einops"},
-        "toy_models": {"torch", "einops", "numpy"},
+        "toy_models": {"torch", "einops", "numpy", "gymnasium"},
     }.get(room)
     third_party = set()
     for path in files(room):
