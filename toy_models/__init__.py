@@ -13,6 +13,7 @@
     stale_learning.py  what their staleness does to J
     serving.py    lengths, shared prefixes, packing, speculative decoding in closed form
     tool_use.py   several turns with a tool in a limited child process
+    soft_control.py    control as inference: messages, their cure, Gibbs on a tree of tokens
 
     task = SortingTask(vocab_size=3, length=3)
     policy = PositionalPolicy(3, 3, seed=0)
