@@ -12,6 +12,7 @@
     actor_learner.py   samplers, a queue and a learner in simulated time
     stale_learning.py  what their staleness does to J
     serving.py    lengths, shared prefixes, packing, speculative decoding in closed form
+    preferences.py  reward models, DPO, IPO and KTO from comparisons, against exact optima
     tool_use.py   several turns with a tool in a limited child process
     soft_control.py    control as inference: messages, their cure, Gibbs on a tree of tokens
 
