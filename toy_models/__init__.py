@@ -15,6 +15,7 @@
     preferences.py  reward models, DPO, IPO and KTO from comparisons, against exact optima
     tool_use.py   several turns with a tool in a limited child process
     soft_control.py    control as inference: messages, their cure, Gibbs on a tree of tokens
+    planning.py   search with a known score: shooting, cross-entropy, best-of-n, beams, trees
 
     task = SortingTask(vocab_size=3, length=3)
     policy = PositionalPolicy(3, 3, seed=0)

@@ -108,8 +108,7 @@ def soft_optimal(mdp: MDP, *, beta: float = 1.0) -> Messages:
     maximises J - beta KL(policy || prior) (the evidence lower bound over policies that keep the
     true dynamics), and start . V_0 is that maximum.
 
-    Arguments and return as in `messages`. Levine (2018), section 3 (there entropy for the KL). Lecture
-    20.
+    Arguments, return as in `messages`. Levine (2018), section 3 (entropy for the KL). Lecture 20.
     """
 
     def expect(value: Tensor) -> Tensor:
