@@ -7,7 +7,6 @@
                                learning_rate=0.05, reward=reward)
     history["chosen"]                                       # mean log-probability of the chosen
     online_dpo(policy, prompts, reward, rounds=30, pairs=24, beta=0.5, learning_rate=0.1)
-    matched_budget(seeds=range(5)).interval("online dpo")
 
 Who wins a comparison is drawn from Bradley-Terry with `scale` times the true reward: P(a beats b)
 = sigmoid(scale (R(a) - R(b))). `scale = math.inf` lets the better response win always (a coin for
@@ -15,6 +14,7 @@ equal rewards), 0 tosses a coin always. A pair of two equal texts tells nothing 
 `all_comparisons` gives the same law without dice: every pair with its probability, so what a loss
 ends at can be compared with `exact.gibbs_distribution`.
 
+At equal budgets beside PPO and GRPO: `toy_models.preference_race`.
 Left out: rankings drawn from a model, several annotators, and text. Lectures 16 and 17.
 """
 
@@ -90,10 +90,6 @@ class Comparisons(NamedTuple):
     def take(self, rows: Tensor) -> "Comparisons":
         """The pairs of these rows: one index for all fields, so that a pair stays a pair."""
         return Comparisons(*(None if x is None else x[rows] for x in self))
-
-    def swapped(self) -> "Comparisons":
-        """The same pairs with the roles exchanged: what a mix-up of the two columns trains on."""
-        return self._replace(chosen=self.rejected, rejected=self.chosen)
 
     def mean(self, values: Tensor) -> Tensor:
         """(pairs,) -> the weighted mean, a scalar."""
@@ -262,6 +258,21 @@ def all_comparisons(
     return rows.take(weight > 0)
 
 
+def win_rates(policy: Policy, prompts: Tensor, reward: Reward, *, scale: float = 1.0) -> Tensor:
+    """(prompts, responses): P(y beats a response of `policy`), an equal text counting one half.
+
+    The optimum of IPO on `all_comparisons(policy, ...)` is ref(y) exp(win rate(y) / tau) / Z: the
+    squared loss fits the gap of two log-ratios to (P(a beats b) - 1/2) / tau, the weights are
+    products, so the best log-ratio of a response is the mean of its gaps. Azar et al. 2023 (arXiv
+    2310.12036), section 4. Bounded even where pairs are certain, unlike DPO's.
+    """
+    with torch.no_grad():
+        probs = response_log_probs(policy, prompts).double().exp()
+        rewards = all_rewards(policy, prompts, reward).double()
+    wins = win_probability(rewards[:, :, None] - rewards[:, None], scale)  # (prompts, y, other)
+    return torch.einsum("pyo,po->py", wins, probs)
+
+
 def from_ranking(prompts: Tensor, responses: Tensor, scores: Tensor) -> Comparisons:
     """All K (K − 1) / 2 pairs of each ranked group, not only the best against the worst.
 
@@ -407,6 +418,26 @@ def ranking_accuracy(reward: Reward, comparisons: Comparisons) -> float:
 # --- policies that learn from comparisons --------------------------------------------------------
 
 
+class TiedPolicy(Policy):
+    """One logit per token, the same at every position: the smallest policy that shares weights.
+
+    Formula: pi(y) = prod_t softmax(table)[y_t]; `table` is (vocab_size,), zero at the start.
+
+    From uniform, one DPO step on the single pair aab over aaa lowers both: the pair differs by a
+    `b` in the place of an `a`, so a's logit falls, and aab holds two of them. The mass goes to
+    responses that nobody compared. Lecture 17.
+    """
+
+    def __init__(self, vocab_size: int, length: int):
+        super().__init__(vocab_size, length)
+        self.table = nn.Parameter(torch.zeros(vocab_size))
+
+    def logits(self, prompts: Tensor, responses: Tensor | None = None) -> Tensor:
+        prompts = check_prompts(prompts)
+        logits = self.table.expand(len(prompts), self.length, -1)
+        return self._per_response(logits, prompts, responses)
+
+
 def implicit_reward(policy: Policy, reference: Policy, *, beta: float) -> Reward:
     """β (log π(y|x) − log π_ref(y|x)) as a broadcasting reward, points [PREF-3].
 
@@ -511,43 +542,46 @@ def online_dpo(
     batch: int | None = None,
     refresh: bool = False,
     scale: float = 1.0,
-    loss: PairLoss | None = None,
+    true_reward: Reward | None = None,
     record_every: int = 1,
     seed: int = 0,
 ) -> PairHistory:
     """DPO on pairs that the policy itself wrote: each round compares anew, then updates.
 
     reward  : the judge of the comparisons, the true reward or a fitted model
+    true_reward : of the records' J, where the judge is another one; None = the judge
     rounds  : of sampling      pairs : drawn per round, equal ones then dropped
     updates : on the pairs of a round, then they are thrown away     batch : pairs per update
     refresh : True takes the policy at the start of each round as its reference (iterative DPO: the
               pull is towards the last round, so the policy can go far); False keeps the first one
     scale   : of the comparisons, as in `sample_comparisons`
-    loss    : default DPO with `beta`      record_every : rounds between two records
+    beta    : of `policy_gradients.dpo`      record_every : rounds between two records
     returns : `PairHistory`; a record holds the state at the start of a round, on its pairs; the
-              last one the state at the end. A round without a pair is skipped
+              last one the state at the end. A round without a pair is skipped,
+              all of them: RuntimeError
 
     rounds = 1 is offline DPO. Guo et al. 2024 (arXiv 2402.04792) for the online form, Xu et al.
     2023 (arXiv 2312.16682) for the iterative one.
     """
     for name, count in {"rounds": rounds, "updates": updates, "record_every": record_every}.items():
         _check_count(name, count)
-    loss = partial(dpo, beta=beta) if loss is None else loss
     generator = as_generator(seed)
     optimiser = torch.optim.Adam(policy.parameters(), lr=learning_rate)
     descent = _Descent(policy, optimiser, generator)
     start = _frozen(policy)
-    observe = _observer(policy, start, check_prompts(prompts), reward)
-    records, reference = [], start
+    observe = _observer(policy, start, check_prompts(prompts), true_reward or reward)
+    records, last = [], None
     for number in range(rounds):
         reference = _frozen(policy) if refresh else start
         found = _draw(policy, prompts, reward, pairs, scale, generator)
         if not len(found.chosen):
             continue
-        seen = descent(reference, found, loss, updates, batch, observe, updates)
+        loss = partial(dpo, beta=beta)
+        before, last = descent(reference, found, loss, updates, batch, observe, updates)
         if number % record_every == 0:
-            records.append(seen[0])
-        last = seen[-1]
+            records.append(before)
+    if last is None:
+        raise RuntimeError("no round held a pair of different responses; compare an earlier policy")
     return PairHistory((*records, last), 2 * pairs * rounds)
 
 

@@ -121,12 +121,20 @@ class Race:
         With k comparisons at once, 1 − .05/k keeps the chance of any false one below about 5 %.
         Raises ValueError for a confidence outside (0, 1), KeyError for an unknown row.
         """
-        if not 0 < confidence < 1:
-            raise ValueError(f"confidence is a share between 0 and 1, .95 say, got {confidence!r}")
-        gap = self.scores[row] - self.scores[other]
-        mean, error = gap.mean().item(), (gap.std() / math.sqrt(len(gap))).item()
-        half = _student_quantile(1 - (1 - confidence) / 2, len(gap) - 1) * error
-        return Difference(mean, mean - half, mean + half)
+        return _student_interval(self.scores[row] - self.scores[other], confidence)
+
+    def interval(self, row: str, *, confidence: float = 0.95) -> Difference:
+        """The same for the mean score of one row alone. Intervals of two rows may overlap although
+        their paired difference is sure: ask `difference` which is better."""
+        return _student_interval(self.scores[row], confidence)
+
+
+def _student_interval(values: Tensor, confidence: float) -> Difference:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is a share between 0 and 1, .95 say, got {confidence!r}")
+    mean, error = values.mean().item(), (values.std() / math.sqrt(len(values))).item()
+    half = _student_quantile(1 - (1 - confidence) / 2, len(values) - 1) * error
+    return Difference(mean, mean - half, mean + half)
 
 
 def race(
