@@ -1,13 +1,14 @@
 """Expert iteration on the tiny Qwen: the runs that lecture 20 sets beside GRPO's.
 
-    python -m lectures.expert_iteration --seeds 0 1 2    (trains what has no log yet; a CPU minute each)
+    python -m lectures.expert_iteration --seeds 0 1 2    (trains what has no log yet)
 
     from lectures.expert_iteration import load
     for run in load("successes"):                        # by seed
         steps, exact = run.column("eval/exact")
 
 Each run is `configs/grpo_tiny.yaml` on the same words, with the same group size and learning rate,
-but every reward is 1 for an answer that is exactly right and 0 for any other:
+but every reward is 1 for an answer that is exactly right and 0 for any other. A run takes 20 to 40
+CPU seconds.
 
 - successes       fine-tune on the right answers, one update for each batch
 - successes_again the same with four updates for each batch
