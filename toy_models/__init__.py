@@ -13,6 +13,8 @@
     stale_learning.py  what their staleness does to J
     serving.py    lengths, shared prefixes, packing, speculative decoding in closed form
     preferences.py  reward models, DPO, IPO and KTO from comparisons, against exact optima
+    rewards.py    rules, rubrics, judges, shaping, several objectives, demonstrations
+    sparse_rewards.py  curriculum, hindsight, novelty where a reward is hardly ever met
     tool_use.py   several turns with a tool in a limited child process
     soft_control.py    control as inference: messages, their cure, Gibbs on a tree of tokens
     planning.py   search with a known score: shooting, cross-entropy, best-of-n, beams, trees
