@@ -41,7 +41,12 @@ PARTS = {  # title → the numbers of its lectures
     "Part III: neighbours": range(16, 21),
 }
 START = "lectures/README.md"  # its tables say which lectures there are, and which there will be
-NOTATION = "lectures/notation.md"
+BESIDE = {  # pages beside the lectures → their names in the navigation
+    "lectures/notation.md": "Notation",
+    "lectures/sources.md": "Sources",
+    "lectures/reading.md": "Reading",
+    "lectures/oral_exam.md": "Oral exam",
+}
 GALLERY = "lectures/widget_gallery.ipynb"
 SHOWCASE = "lectures/03_ratios_and_clipping.ipynb"  # its widget is on the start page as well
 ABOUT = {  # page → its name in the navigation
@@ -99,7 +104,7 @@ def notebooks() -> list[str]:
 
 def inputs() -> list[Path]:
     """Return every file that the site depends on."""
-    pages = [ROOT / name for name in (START, NOTATION, *ABOUT, *notebooks())]
+    pages = [ROOT / name for name in (START, *BESIDE, *ABOUT, *notebooks())]
     own = [path for path in HERE.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     libraries = [path for name in LIBRARIES for path in (ROOT / name).glob("*.py")]
     widgets = [*(ROOT / "lectures/widgets").glob("*.js"), ROOT / "lectures/widgets/base.py"]
@@ -134,7 +139,7 @@ def read(path: str) -> nbformat.NotebookNode:
 
 def pages() -> set[str]:
     libraries = {f"{name}/README.md" for name in LIBRARIES}
-    return {START, NOTATION, *ABOUT, *notebooks(), *libraries}
+    return {START, *BESIDE, *ABOUT, *notebooks(), *libraries}
 
 
 def link(target: str, here: str) -> str:
@@ -233,7 +238,7 @@ def contents() -> dict:
     def entry(path: str, title: str) -> dict:
         return {"file": re.sub(r"\.(md|ipynb)$", "", path), "title": title}
 
-    course = [entry(START, "Plan of the course"), entry(NOTATION, "Notation")]
+    course = [entry(START, "Plan of the course"), *(entry(*item) for item in BESIDE.items())]
     if GALLERY in notebooks():
         course.append(entry(GALLERY, "Widget gallery"))
     parts = [("The course", course)]
@@ -268,7 +273,7 @@ def write_sources() -> None:
     shutil.rmtree(WORK, ignore_errors=True)
     for path in notebooks():
         write_notebook(path)
-    for path in (START, NOTATION, *ABOUT):
+    for path in (START, *BESIDE, *ABOUT):
         text = (ROOT / path).read_text("utf-8")
         if path == "README.md":  # its own title is that of the whole site
             text = re.sub("^# .*", f"# {ABOUT[path]}", text)
