@@ -36,7 +36,7 @@ Reward = Callable[[Tensor, Tensor], Tensor]
 Score = Callable[[Tensor], Tensor]
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-_MAX_TRIES = 1_000_000
+_MAX_TRIES = 100_000
 
 
 # --- plans: distributions that can be refitted --------------------------------------------------
@@ -123,8 +123,8 @@ def cross_entropy_method(
 
     Formula: plan' = argmin_p KL(elite || p) over the plan's family, where `elite` is the empirical
     distribution of the best draws; that is maximum likelihood, in closed form: frequencies
-    for categories, mean and variance for normals. (The direction is the elite's: it covers what
-    was good. KL(p || elite) would have no closed form, and would pick one mode.)
+    for categories, mean and variance for normals. (This direction covers all that was good;
+    KL(p || elite) is infinite for any p that goes beyond the elite's own points.)
 
     elite   : how many of the `samples` draws are kept, 1 .. samples
     returns : `Search`; the best over all rounds. The same seed gives the same search
@@ -213,7 +213,8 @@ def receding_horizon(
     state   : (d,) where it starts
     planner : (score, plan, generator) -> Search, for example
               lambda score, plan, g: random_shooting(score, plan, 100, seed=g)
-    std     : spread of the plan that every search starts from, in units of the action
+    std     : spread of the plan that every search starts from, in units of the action; a refit
+              keeps at least a tenth of it
     warm    : centre that plan on the last one, moved on by one action; else on 0
 
     Nothing is learned: the whole policy is the search, paid again at every step. Lecture 20.
@@ -256,6 +257,7 @@ def best_of_n_law(probs: Tensor, scores: Tensor, n: int) -> Tensor:
     probs, scores : (..., responses)   returns : (..., responses), sums to 1. Lecture 20.
     """
     _check_count("n", n)
+    _check_law(probs)
     if probs.shape != scores.shape:
         raise ValueError(
             f"probs {tuple(probs.shape)} and scores {tuple(scores.shape)} must have one shape"
@@ -303,6 +305,7 @@ def gibbs_at_kl(probs: Tensor, scores: Tensor, kl: float) -> tuple[Tensor, float
 
     Raises ValueError for a kl out of reach: at -log P(best score) beta has come down to 0.
     """
+    _check_law(probs)
     top = -float(probs[scores == scores.max()].sum().log())
     if not 0 < kl < top:
         raise ValueError(f"kl must lie between 0 and -log P(best score) = {top:.4f}, got {kl!r}")
@@ -322,6 +325,7 @@ def majority_vote_law(probs: Tensor, n: int) -> Tensor:
     likely answer, right or wrong (Wang et al. 2023, arXiv:2203.11171, self-consistency).
     Raises ValueError for more than 500,000 ways to fill the vote.
     """
+    _check_law(probs)
     rows, ways = _multisets(probs, n)
     counts = torch.nn.functional.one_hot(rows, len(probs)).sum(1)
     winners = (counts == counts.amax(1, keepdim=True)).to(ways.dtype)
@@ -499,7 +503,7 @@ def rejection_sampling(
     """Draw until `wanted` responses are right (reward > 0); keep these and nothing else.
 
     They are independent draws from `conditional_law`, at 1 / P(right) tries each on average.
-    Raises RuntimeError when a million tries are not enough. Lecture 20.
+    Raises RuntimeError when 100,000 tries are not enough. Lecture 20.
     """
     _check_count("wanted", wanted)
     prompt, generator = _one_prompt(prompt), as_generator(seed)
@@ -618,7 +622,13 @@ def expert_iteration(
     for r in range(rounds):
         responses = policy.sample(prompts, group, seed=generator)
         rewards = reward(prompts[:, None], responses.unflatten(0, (-1, group)))
-        kept = keep(rewards).flatten()
+        kept = keep(rewards)
+        if kept.shape != rewards.shape or kept.dtype != torch.bool:
+            raise ValueError(
+                f"keep(rewards {tuple(rewards.shape)}) must return bools of that shape, got "
+                f"{kept.dtype} {tuple(kept.shape)}"
+            )
+        kept = kept.flatten()
         look(r * len(responses), int(kept.sum()))
         for _ in range(fit_steps if bool(kept.any()) else 0):
             loss = sft_loss(policy, prompts, responses, kept.to(next(policy.parameters()).dtype))
@@ -661,6 +671,12 @@ def sorting_tree(
 def _check_count(name: str, count: int) -> None:
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise ValueError(f"{name} must be a positive whole number, got {count!r}")
+
+
+def _check_law(probs: Tensor) -> None:
+    total = probs.sum(-1)
+    if bool((probs < 0).any()) or not torch.allclose(total, torch.ones_like(total), atol=1e-5):
+        raise ValueError("probs must be probabilities that sum to 1 in the last axis")
 
 
 def _check_plan(plan: Plan) -> None:
