@@ -131,7 +131,7 @@ def cross_entropy_method(
 
     A fit without a floor can lose an option for ever: a token without elite draws gets
     probability 0, a small elite a std near 0. Rubinstein (1999); de Boer et al. (2005), "A
-    tutorial on the cross-entropy method", section 2. Lecture 20.
+    tutorial on the cross-entropy method". Lecture 20.
     """
     _check_plan(plan)
     for name, count in (("samples", samples), ("elite", elite), ("rounds", rounds)):
@@ -568,7 +568,10 @@ def keep_right(rewards: Tensor) -> Tensor:
 
 
 def keep_best(rewards: Tensor) -> Tensor:
-    """(prompts, group) -> bool: the first best response of each group; distils best-of-n."""
+    """(prompts, group) -> bool: the first best response of each group; distils best-of-n.
+
+    Dong et al. (2023), arXiv:2304.06767 (RAFT). A group without a good response is imitated too.
+    """
     best = rewards.argmax(-1, keepdim=True)
     return torch.zeros_like(rewards, dtype=torch.bool).scatter(-1, best, True)
 

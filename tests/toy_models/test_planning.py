@@ -196,25 +196,26 @@ def drive(planner, seed, **knobs):
 
 
 def shoot(score, plan, generator):
-    return random_shooting(score, plan, 60, seed=generator)
+    return random_shooting(score, plan, 600, seed=generator)
 
 
 def refine(score, plan, generator):
-    return cross_entropy_method(score, plan, samples=20, elite=4, rounds=3, seed=generator)
+    return cross_entropy_method(score, plan, samples=200, elite=20, rounds=3, seed=generator)
 
 
 def blind(score, plan, generator):
     return random_shooting(score, plan, 1, seed=generator)
 
 
-def test_with_60_imagined_plans_a_step_the_pendulum_swings_up_and_refitting_helps():
+def test_with_600_imagined_plans_a_step_the_pendulum_swings_up_and_refitting_helps():
     returns = {
-        planner: torch.stack([drive(planner, seed).rewards.sum() for seed in range(4)])
+        planner: torch.stack([drive(planner, seed).rewards.sum() for seed in range(3)])
         for planner in (blind, shoot, refine)
     }
     assert returns[blind].max() < -800
-    assert returns[refine].mean() > -650
-    assert returns[refine].mean() > returns[shoot].mean() > returns[blind].mean()
+    assert returns[refine].mean() > -520  # -392, with a spread of 54 between seeds
+    assert returns[refine].mean() > returns[shoot].mean() + 80  # -631 and 16
+    assert returns[shoot].mean() > returns[blind].mean() + 80  # -905 and 27
     upright = drive(shoot, 0, warm=True).rewards[-10:]  # starting from the last plan: at the top
     assert upright.mean() > -0.1
     assert torch.equal(drive(blind, 3).states, drive(blind, 3).states)
