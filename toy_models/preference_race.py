@@ -37,7 +37,7 @@ from toy_models.preferences import (
 from toy_models.race import TASKS, Race, Task
 from toy_models.train import train
 
-GRID = (0.03, 0.1, 0.3)
+GRID = (0.05, 0.1, 0.2, 0.4)
 GROUP, UPDATES = 8, 4  # responses to a prompt and updates, per step
 
 
@@ -103,7 +103,7 @@ def _offline(policy: Policy, setting: Setting, rate: float, seed: int) -> int:
 
 
 def _online(refresh: bool, policy: Policy, setting: Setting, rate: float, seed: int) -> int:
-    history = online_dpo(
+    online_dpo(
         policy,
         setting.task.prompts,
         setting.task.judge,
@@ -118,7 +118,7 @@ def _online(refresh: bool, policy: Policy, setting: Setting, rate: float, seed: 
         record_every=setting.steps,
         seed=seed,
     )
-    return history.responses
+    return 2 * setting.pairs
 
 
 def _reward_model(policy: Policy, setting: Setting, rate: float, seed: int) -> int:
@@ -167,12 +167,12 @@ def matched_budget(
 
     task    : of `toy_models.race.TASKS`      methods : names in `METHODS`
     scale   : of the comparisons: P(win) = sigmoid(scale · points)      beta : of DPO
-    rates   : learning rate of each method; None: the best of .03, .1 and .3 by the mean of J over
-              the tuning seeds, for each method
+    rates   : learning rate of each method; None: for each the best of .05, .1, .2 and .4 by the
+              mean of J over the tuning seeds
     returns : `Matched`
 
-    Raises KeyError for an unknown method, ValueError for fewer than two seeds, a seed given twice
-    or a seed that tunes and races.
+    Raises KeyError for an unknown method or one without a rate, ValueError for fewer than two
+    seeds, a seed given twice or one that tunes and races.
     """
     seeds, tuning_seeds, methods = list(seeds), list(tuning_seeds), list(methods)
     if len(set(seeds)) < max(2, len(seeds)):
@@ -182,9 +182,11 @@ def matched_budget(
             f"learning rates are chosen on seeds that do not race: seeds {seeds}, tuning_seeds "
             f"{tuning_seeds}"
         )
-    unknown = [name for name in methods if name not in METHODS]
-    if unknown:
-        raise KeyError(f"no method {unknown[0]!r}; there are {', '.join(METHODS)}")
+    for name in methods:
+        if name not in METHODS:
+            raise KeyError(f"no method {name!r}; there are {', '.join(METHODS)}")
+        if rates is not None and name not in rates:
+            raise KeyError(f"rates has none for {name!r}; it has them for {', '.join(rates)}")
     setting = Setting(task, steps, scale, beta)
 
     def run(name: str, rate: float, seed: int) -> tuple[float, float, int]:

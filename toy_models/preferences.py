@@ -473,12 +473,10 @@ class PairRecord(NamedTuple):
 class PairHistory:
     """Records before the first update, every `record_every` updates, and after the last one.
 
-    `history["chosen"]` is one column as a list, `history.final` the last record. `responses` is
-    the number of responses that were compared, twice that of the pairs drawn.
+    `history["chosen"]` is one column as a list, `history.final` the last record.
     """
 
     records: tuple[PairRecord, ...]
-    responses: int
 
     def __getitem__(self, column: str) -> list[float]:
         if column not in PairRecord._fields:
@@ -526,7 +524,7 @@ def learn_from_pairs(
         prompts = comparisons.prompts.unique(dim=0)
     observe = _observer(policy, _frozen(reference), prompts, reward)
     records = descent(_frozen(reference), comparisons, loss, steps, batch, observe, record_every)
-    return PairHistory(tuple(records), 2 * len(comparisons.prompts))
+    return PairHistory(tuple(records))
 
 
 def online_dpo(
@@ -582,7 +580,7 @@ def online_dpo(
             records.append(before)
     if last is None:
         raise RuntimeError("no round held a pair of different responses; compare an earlier policy")
-    return PairHistory((*records, last), 2 * pairs * rounds)
+    return PairHistory((*records, last))
 
 
 class _Descent:
