@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from website import build
+
 LECTURES = Path(__file__).resolve().parents[2] / "lectures"
 PAGES = ("sources.md", "oral_exam.md", "reading.md")
 SECTION = re.compile(r"^#{2,3} (\d+(?:\.\d+)?) ·", re.MULTILINE)
@@ -120,6 +122,12 @@ def lost_places(text: str) -> list[str]:
 @page
 def test_every_place_exists(name):
     assert lost_places((LECTURES / name).read_text("utf-8")) == []
+
+
+@page
+def test_the_start_page_and_the_site_lead_to_it(name):
+    assert f"]({name})" in read(LECTURES / "README.md")
+    assert f"lectures/{name}" in build.BESIDE
 
 
 def test_a_place_that_does_not_exist_is_noticed():
