@@ -306,6 +306,11 @@ def gibbs_at_kl(probs: Tensor, scores: Tensor, kl: float) -> tuple[Tensor, float
     Raises ValueError for a kl out of reach: at -log P(best score) beta has come down to 0.
     """
     _check_law(probs)
+    if probs.ndim != 1 or probs.shape != scores.shape:
+        raise ValueError(
+            f"probs and scores must both be (responses,), got {tuple(probs.shape)} and "
+            f"{tuple(scores.shape)}"
+        )
     top = -float(probs[scores == scores.max()].sum().log())
     if not 0 < kl < top:
         raise ValueError(f"kl must lie between 0 and -log P(best score) = {top:.4f}, got {kl!r}")
@@ -325,6 +330,7 @@ def majority_vote_law(probs: Tensor, n: int) -> Tensor:
     likely answer, right or wrong (Wang et al. 2023, arXiv:2203.11171, self-consistency).
     Raises ValueError for more than 500,000 ways to fill the vote.
     """
+    _check_count("n", n)
     _check_law(probs)
     rows, ways = _multisets(probs, n)
     counts = torch.nn.functional.one_hot(rows, len(probs)).sum(1)
@@ -367,6 +373,9 @@ def beam_search(
     """
     _check_tree(policy)
     _check_count("width", width)
+    shape = (policy.prefixes.count, policy.vocab_size)
+    if guide is not None and tuple(guide.shape) != shape:
+        raise ValueError(f"guide must be (states, vocab) = {shape}, got {tuple(guide.shape)}")
     prompt = _one_prompt(prompt)
     responses = torch.full((1, policy.length), _filler(policy))
     log_probs = torch.zeros(1, dtype=torch.float64)

@@ -546,6 +546,14 @@ def test_what_does_not_fit_is_named():
         beam_search(TabularPolicy(3, 3), PROMPT, 2)
     with pytest.raises(ValueError, match="width must be a positive whole number"):
         beam_search(policy, PROMPT, 0)
+    with pytest.raises(
+        ValueError, match=r"guide must be \(states, vocab\) = \(40, 4\), got \(4,\)"
+    ):
+        beam_search(policy, PROMPT, 2, guide=torch.zeros(4))
+    with pytest.raises(ValueError, match="n must be a positive whole number, got 0"):
+        majority_vote_law(torch.ones(2) / 2, 0)
+    with pytest.raises(ValueError, match=r"must both be \(responses,\)"):
+        gibbs_at_kl(torch.ones(1, 2) / 2, torch.ones(1, 2), 0.1)
     with pytest.raises(ValueError, match="exploration must be finite"):
         tree_search(policy, PROMPT, points, simulations=3, seed=0, exploration=-1)
     with pytest.raises(RuntimeError, match="0 of 1 responses accepted"):
