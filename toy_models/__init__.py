@@ -18,6 +18,8 @@
     tool_use.py   several turns with a tool in a limited child process
     soft_control.py    control as inference: messages, their cure, Gibbs on a tree of tokens
     planning.py   search with a known score: shooting, cross-entropy, best-of-n, beams, trees
+    finite_mdp.py   exact action values of a finite process, and tables that learn them
+    value_based.py  deep Q-learning: DQN, Double, Dueling, prioritised replay
 
     task = SortingTask(vocab_size=3, length=3)
     policy = PositionalPolicy(3, 3, seed=0)
