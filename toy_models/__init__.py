@@ -13,6 +13,7 @@
     stale_learning.py  what their staleness does to J
     serving.py    lengths, shared prefixes, packing, speculative decoding in closed form
     preferences.py  reward models, DPO, IPO and KTO from comparisons, against exact optima
+    preference_race.py  PPO, GRPO, a reward model and DPO at equal budgets of judged responses
     rewards.py    rules, rubrics, judges, shaping, several objectives, demonstrations
     sparse_rewards.py  curriculum, hindsight, novelty where a reward is hardly ever met
     tool_use.py   several turns with a tool in a limited child process

@@ -10,7 +10,9 @@ seeds that do not race. Every method keeps the beta of its paper (PPO and GRPO: 
 
 Not matched, because it is the difference: what a judged response tells. To PPO and GRPO its
 points, to the others who won, one bit for two responses. A finite `scale` draws the winner from
-Bradley-Terry, math.inf lets the better one win; neither is known for people. Lecture 17.
+Bradley-Terry, math.inf lets the better one win; neither is known for people. And the reward model
+shares features between prompts and positions, the policies share nothing: what it makes of the
+same pairs is generalisation that DPO's tables do not have. Lecture 17.
 """
 
 import copy

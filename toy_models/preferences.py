@@ -263,8 +263,8 @@ def win_rates(policy: Policy, prompts: Tensor, reward: Reward, *, scale: float =
 
     The optimum of IPO on `all_comparisons(policy, ...)` is ref(y) exp(win rate(y) / tau) / Z: the
     squared loss fits the gap of two log-ratios to (P(a beats b) - 1/2) / tau, the weights are
-    products, so the best log-ratio of a response is the mean of its gaps. Azar et al. 2023 (arXiv
-    2310.12036), section 4. Bounded even where pairs are certain, unlike DPO's.
+    products, so the best log-ratio of a response is the mean of its gaps. After Azar et al. 2023
+    (arXiv 2310.12036). Bounded even where pairs are certain, unlike that of DPO.
     """
     with torch.no_grad():
         probs = response_log_probs(policy, prompts).double().exp()
@@ -516,9 +516,14 @@ def learn_from_pairs(
     optimizer   : called with (parameters, lr=learning_rate)
     returns     : `PairHistory`; the same seed gives bit-identical results
 
-    Raises ValueError for steps, batch or record_every below 1, FloatingPointError for a loss that
-    is not finite.
+    Raises TypeError for comparisons that are neither, ValueError for steps, batch or record_every
+    below 1 and for a loss that is not one number per row, FloatingPointError for one that is not
+    finite.
     """
+    if not isinstance(comparisons, Comparisons | Labels):
+        raise TypeError(
+            f"comparisons must be Comparisons or Labels, got {type(comparisons).__name__}"
+        )
     descent = _Descent(policy, optimizer(policy.parameters(), lr=learning_rate), as_generator(seed))
     if prompts is None:
         prompts = comparisons.prompts.unique(dim=0)
@@ -601,7 +606,7 @@ class _Descent:
             rows = next(deal)
             part = data if rows is None else data.take(rows)
             part_ref = ref if rows is None else tuple(x[rows] for x in ref)
-            value = part.mean(part.losses(loss, part.log_probs(self.policy), part_ref))
+            value = self._loss(part, part.log_probs(self.policy), part_ref, loss)
             _finite(value, f"update {self.done}")
             self.optimiser.zero_grad()
             value.backward()
@@ -611,10 +616,20 @@ class _Descent:
                 records.append(self._record(data, ref, loss, observe))
         return records
 
+    def _loss(self, data, now, ref, loss) -> Tensor:
+        losses = data.losses(loss, now, ref)
+        if not isinstance(losses, Tensor) or losses.shape != now[0].shape:
+            got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise ValueError(
+                f"the loss must return one number per row, {tuple(now[0].shape)}, and leave the "
+                f"mean to the caller; got {got}"
+            )
+        return data.mean(losses)
+
     @torch.no_grad()
     def _record(self, data, ref, loss, observe) -> PairRecord:
         now = data.log_probs(self.policy)
-        value = data.mean(data.losses(loss, now, ref)).item()
+        value = self._loss(data, now, ref, loss).item()
         return PairRecord(self.done, value, *data.summary(now, ref), *observe())
 
 

@@ -594,6 +594,23 @@ def test_new_pairs_reach_where_old_ones_cannot():
             FloatingPointError,
             "lower learning_rate",
         ),
+        (
+            lambda p: learn_from_pairs(
+                p,
+                p,
+                sample_comparisons(p, SOME, TASK.reward, pairs=5, seed=0),
+                lambda *four: dpo(*four, beta=1.0).mean(),
+                steps=2,
+                learning_rate=0.1,
+            ),
+            ValueError,
+            "one number per row",
+        ),
+        (
+            lambda p: learn_from_pairs(p, p, SOME, dpo, steps=2, learning_rate=0.1),
+            TypeError,
+            "must be Comparisons or Labels",
+        ),
     ],
 )
 def test_errors_name_what_was_wrong(call, error, message):

@@ -1,0 +1,112 @@
+"""Equal budgets of judged responses: what is matched, and what the comparison then shows."""
+
+import math
+
+import pytest
+import torch
+
+from toy_models import preference_race
+from toy_models.preference_race import GROUP, METHODS, UPDATES, matched_budget
+from toy_models.race import TASKS
+
+RATES = {"ppo": 0.1, "grpo": 0.1, "reward model": 0.1, "dpo": 0.4, "online dpo": 0.1}
+RATES["iterative dpo"] = 0.1
+SMALL = {"seeds": (0, 1), "steps": 2}
+
+
+@pytest.fixture(scope="module")
+def race():
+    """Certain winners, so that the methods differ in where their pairs come from."""
+    return matched_budget(methods=list(RATES)[:5], seeds=range(3), scale=math.inf, rates=RATES)
+
+
+def test_every_method_is_judged_and_updated_equally_often(monkeypatch):
+    judged, stepped = [], []
+    task = TASKS["easy"]
+    step = torch.optim.Adam.step
+
+    def counting(prompts, responses, *, eos_id):
+        points = task.reward(prompts, responses, eos_id=eos_id)
+        if points.shape != (6, 364):  # not the exact J at the end of a run
+            judged.append(points.numel())
+        return points
+
+    def counted_step(self, *args, **kwargs):
+        stepped.append(len(self.param_groups[0]["params"]))
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", counted_step)
+    spied = type(task)(task.name, 3, 3, 5, counting, task.best)
+    for name in METHODS:
+        judged.clear()
+        stepped.clear()
+        result = matched_budget(spied, [name], rates={name: 0.1}, **SMALL)
+        assert sum(judged) == 2 * 2 * 6 * GROUP == result.samples[name].sum()
+        updates = sum(count == 1 for count in stepped)  # a policy has one parameter
+        assert updates == 2 * 2 * UPDATES == result.updates[name].sum()
+
+
+def test_points_beat_old_pairs_and_new_pairs_come_close(race):
+    assert race.difference("grpo", "dpo").low > 0.5
+    assert race.difference("online dpo", "dpo").low > 0.5
+    assert race.interval("online dpo").mean > 3.2
+    assert race.interval("ppo").mean > 3.2
+    assert race.kl["dpo"].max() < min(race.kl[name].min() for name in ("grpo", "online dpo"))
+
+
+def test_the_reward_model_makes_more_of_the_pairs_that_dpo_had(race):
+    assert race.difference("reward model", "dpo").low > 0.2
+    assert race.generated["reward model"] == 2 * race.generated["dpo"]
+
+
+def test_uncertain_winners_cost_the_methods_that_only_see_winners(race):
+    noisy = matched_budget(methods=["online dpo"], seeds=range(3), scale=0.5, rates=RATES)
+    gap = race.scores["online dpo"] - noisy.scores["online dpo"]
+    assert gap.min() > 0.3
+
+
+def test_the_same_seeds_the_same_race():
+    names = ("ppo", "reward model", "dpo", "iterative dpo")
+    one, two = (matched_budget(methods=names, rates=RATES, **SMALL) for _ in range(2))
+    for name in names:
+        assert torch.equal(one.scores[name], two.scores[name])
+
+
+def towards_the_answer(setting, policy):
+    right = torch.full((6, 5), 3)
+    right[:, :3] = setting.task.prompts.sort(-1).values
+    push = torch.zeros_like(policy.table)
+    rows = policy.state_ids(right)
+    push[torch.arange(6)[:, None], rows, right] = 1.0
+    return push
+
+
+def test_the_rate_is_the_best_of_the_grid_on_other_seeds(monkeypatch):
+    asked = []
+
+    def remembers(policy, setting, rate, seed):
+        asked.append((rate, seed))
+        with torch.no_grad():
+            policy.table += (rate == 0.2) * towards_the_answer(setting, policy)
+        return 0
+
+    monkeypatch.setattr(preference_race, "METHODS", {"mine": remembers})
+    result = matched_budget(methods=["mine"], **SMALL)
+    assert result.rates == {"mine": 0.2}
+    assert asked[-2:] == [(0.2, 0), (0.2, 1)]
+    assert {seed for _, seed in asked[:-2]} == {100, 101}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"seeds": [1]}, ValueError, "at least two seeds"),
+        ({"seeds": [1, 1]}, ValueError, "every seed once"),
+        ({"seeds": [100, 1]}, ValueError, "do not race"),
+        ({"methods": ["sft"]}, KeyError, "no method 'sft'"),
+        ({"rates": {"ppo": 0.1}}, KeyError, "none for 'grpo'"),
+    ],
+)
+def test_errors_name_what_was_wrong(options, error, message):
+    with pytest.raises(error, match=message):
+        matched_budget(**({"steps": 1} | options))
