@@ -560,8 +560,8 @@ def online_dpo(
     scale   : of the comparisons, as in `sample_comparisons`
     beta    : of `policy_gradients.dpo`      record_every : rounds between two records
     returns : `PairHistory`; a record holds the state at the start of a round, on its pairs; the
-              last one the state at the end. A round without a pair is skipped,
-              all of them: RuntimeError
+              last one the state at the end. A round without a pair is skipped; where no
+              round has one, RuntimeError
 
     rounds = 1 is offline DPO. Guo et al. 2024 (arXiv 2402.04792) for the online form, Xu et al.
     2023 (arXiv 2312.16682) for the iterative one.
@@ -572,14 +572,14 @@ def online_dpo(
     optimiser = torch.optim.Adam(policy.parameters(), lr=learning_rate)
     descent = _Descent(policy, optimiser, generator)
     start = _frozen(policy)
-    observe = _observer(policy, start, check_prompts(prompts), true_reward or reward)
-    records, last = [], None
+    true_reward = reward if true_reward is None else true_reward
+    observe = _observer(policy, start, check_prompts(prompts), true_reward)
+    loss, records, last = partial(dpo, beta=beta), [], None
     for number in range(rounds):
         reference = _frozen(policy) if refresh else start
         found = _draw(policy, prompts, reward, pairs, scale, generator)
         if not len(found.chosen):
             continue
-        loss = partial(dpo, beta=beta)
         before, last = descent(reference, found, loss, updates, batch, observe, updates)
         if number % record_every == 0:
             records.append(before)
