@@ -227,12 +227,14 @@ class QRun(NamedTuple):
     """What `learn_q` and `learn_offline` return.
 
     episodes : per run, (environment steps so far, return) at the end of each episode
-    values   : (points, runs) mean of max_a Q over a batch, every `log_every` updates
+    values, errors : (points, runs) mean over a batch of max_a Q and of |TD error|, every
+               `log_every` updates
     """
 
     network: QNetwork
     episodes: list[list[tuple[int, float]]]
     values: Tensor
+    errors: Tensor
 
 
 def update(
@@ -318,12 +320,12 @@ def learn_q(
         np.float32
     )
     dice = np.random.default_rng(seeds)
-    generator = torch.Generator().manual_seed(sum(s * 1009**k for k, s in enumerate(seeds)))
+    generator = torch.Generator().manual_seed(int(dice.integers(2**62)))
     shape = {"seeds": seeds, "hidden": hidden, "dueling": dueling}
     network, target = (QNetwork(now.shape[1], actions, **shape) for _ in range(2))
     optimizer = torch.optim.Adam(network.parameters(), lr=lr, fused=True)
     buffer = ReplayBuffer(capacity, now.shape[1], runs=len(seeds), priority=priority)
-    episodes, earned, values = [[] for _ in seeds], np.zeros(len(seeds)), []
+    episodes, earned, log = [[] for _ in seeds], np.zeros(len(seeds)), []
     updates, due = 0, 0.0
     for step in range(1, steps + 1):
         with torch.no_grad():
@@ -358,8 +360,8 @@ def learn_q(
             if updates % copy_every == 0:
                 copy_weights(target, network, tau=tau)
             if updates % log_every == 0:
-                values.append(peak.mean(1))
-    return QRun(network, episodes, torch.stack(values) if values else torch.zeros(0, len(seeds)))
+                log.append((peak.mean(1), errors.abs().mean(1)))
+    return QRun(network, episodes, *_columns(log, len(seeds)))
 
 
 def learn_offline(
@@ -383,22 +385,27 @@ def learn_offline(
     The knobs are `learn_q`'s and `update`'s.
     """
     seeds = list(seeds)
-    generator = torch.Generator().manual_seed(sum(s * 1009**k for k, s in enumerate(seeds)))
+    dice = np.random.default_rng(seeds)
+    generator = torch.Generator().manual_seed(int(dice.integers(2**62)))
     shape = {"seeds": seeds, "hidden": hidden}
     features = logged.observations.shape[-1]
     network, target = (QNetwork(features, actions, **shape) for _ in range(2))
     optimizer = torch.optim.Adam(network.parameters(), lr=lr, fused=True)
-    values, rows = [], logged.actions.shape[1]
+    log, rows = [], logged.actions.shape[1]
     for k in range(1, updates + 1):
         places = torch.randint(rows, (len(seeds), batch), generator=generator)
         seen = Transitions(*(x[0][places] for x in logged))
         knobs = {"gamma": gamma, "double": double, "conservative": conservative}
-        _, peak = update(network, target, optimizer, seen, torch.ones(places.shape), **knobs)
+        errors, peak = update(network, target, optimizer, seen, torch.ones(places.shape), **knobs)
         if k % copy_every == 0:
             copy_weights(target, network)
         if k % log_every == 0:
-            values.append(peak.mean(1))
-    return QRun(network, [[] for _ in seeds], torch.stack(values))
+            log.append((peak.mean(1), errors.abs().mean(1)))
+    return QRun(network, [[] for _ in seeds], *_columns(log, len(seeds)))
+
+
+def _columns(log: list[tuple[Tensor, Tensor]], runs: int) -> list[Tensor]:
+    return [torch.stack(x) for x in zip(*log, strict=True)] if log else [torch.zeros(0, runs)] * 2
 
 
 def act_greedily(
@@ -478,3 +485,20 @@ def observe(prompts: Tensor, prefixes: Tensor, vocab_size: int) -> Tensor:
     """`SortingEnv`'s observations: prompts (n, L), prefixes (n, L) filled up with V -> (n, f)."""
     rows = one_hot(prompts, vocab_size).flatten(1), one_hot(prefixes, vocab_size + 1).flatten(1)
     return torch.cat(rows, 1).float()
+
+
+def logged_transitions(
+    prompts: Tensor, responses: Tensor, *, vocab_size: int, reward=sorted_reward
+) -> Transitions:
+    """Answers as the steps that `SortingEnv` would have shown, the score on the last: (1, n * L).
+
+    prompts, responses : (n, L) integer   reward : reward(prompts, responses) -> points
+    """
+    count, length = responses.shape
+    written = torch.arange(length) < torch.arange(length + 1)[:, None, None]
+    prefixes = torch.where(written, responses, vocab_size).flatten(0, 1)
+    seen = observe(prompts.repeat(length + 1, 1), prefixes, vocab_size).unflatten(0, (-1, count))
+    last = torch.arange(length)[:, None] == length - 1
+    rewards = torch.where(last, reward(prompts, responses).float(), 0.0)
+    rows = seen[:-1], responses.T, rewards, seen[1:], last.expand(-1, count)
+    return Transitions(*(part.flatten(0, 1)[None] for part in rows))

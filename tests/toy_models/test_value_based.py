@@ -22,7 +22,7 @@ from toy_models.value_based import (
     importance_weights,
     learn_offline,
     learn_q,
-    observe,
+    logged_transitions,
     td_target,
 )
 
@@ -225,14 +225,21 @@ def logged_answers(count: int = 300) -> tuple[torch.Tensor, Transitions]:
     chances[:, 0].scatter_(1, right[:, :1], 0.25)
     chances[:, 0].scatter_(1, (right[:, :1] + 1) % vocab, 0.5)
     y = torch.multinomial(chances.flatten(0, 1), 1, generator=dice).view(count, length)
-    written = torch.arange(length) < torch.arange(length + 1)[:, None, None]
-    prefixes = torch.where(written, y, vocab)  # (length + 1, count, length)
-    seen = observe(x.repeat(length + 1, 1), prefixes.flatten(0, 1), vocab)
-    seen = seen.unflatten(0, (length + 1, count))
-    rewards, ended = torch.zeros(length, count), torch.zeros(length, count, dtype=torch.bool)
-    rewards[-1], ended[-1] = sorted_reward(x, y), True
-    rows = seen[:-1], y.T, rewards, seen[1:], ended
-    return prompts, Transitions(*(part.flatten(0, 1)[None] for part in rows))
+    return prompts, logged_transitions(x, y, vocab_size=vocab)
+
+
+def test_logged_steps_are_those_of_the_environment():
+    env = SortingEnv(3, 3, prompts=torch.tensor([[2, 0, 1]]), reward=position_match_reward)
+    answer = torch.tensor([[0, 2, 2]])
+    logged = logged_transitions(env.prompts, answer, vocab_size=3, reward=position_match_reward)
+    now, _ = env.reset(seed=0)
+    for k, token in enumerate(answer[0].tolist()):
+        after, reward, terminated, _, _ = env.step(token)
+        row = Transitions(*(part[0, k] for part in logged))
+        assert np.array_equal(row.observations, now)
+        assert np.array_equal(row.next_observations, after)
+        assert (row.actions, row.rewards, row.terminated) == (token, reward, terminated)
+        now = after
 
 
 def test_on_logged_answers_the_maximum_believes_what_nobody_tried():
