@@ -161,10 +161,8 @@ def test_a_potential_at_the_end_and_a_bonus_never_taken_back_move_the_optimum(tr
     best = base.argmax()
     good = rewards.shaped(torch.zeros(answers.shape).double(), points[:, :-1], mask).sum(-1)
     assert (base + good).argmax() == best
-    gained = points.diff(dim=-1).clamp(min=0).sum(-1)
-    farmed = (base + gained).argmax()
-    assert farmed != best
-    assert base[farmed] == 0
+    gained = 2 * points.diff(dim=-1).clamp(min=0).sum(-1)
+    assert (base + gained).max() > (base + gained)[best] + 0.5
     written = torch.arange(5).double().expand(answers.shape)  # Phi = numbers written so far
     kept = (answers != 3).sum(-1).double()  # ... and not given back at the end
     nothing = torch.zeros(answers.shape).double()
