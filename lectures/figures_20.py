@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 from torch import Tensor
 
+from lectures import experiments
 from lectures.figures import FAINT, INK, WRONG_SIDE, style
 from toy_models import soft_control
 from toy_models.planning import (
@@ -95,6 +96,12 @@ def best_of(k: int, judged: Tensor, correct: Tensor) -> float:
             ways = (math.comb(upto, k) - math.comb(below, k)) / math.comb(n, k)
             total += ways * float(ok[scores == level].mean())
     return total / len(judged)
+
+
+def reference_run() -> Tensor:
+    """(evaluations,) greedy share right of lecture 13's reference run, mean of its five seeds."""
+    logs = experiments.load("reference")["grpo"]
+    return torch.tensor([log.column("eval/exact")[1].tolist() for log in logs]).mean(0)
 
 
 def crosses(target: float, x: Sequence[float], y: Sequence[float]) -> float:
@@ -187,8 +194,9 @@ WAYS = {
     "sampling": "reinforce",
     "beam": "second",
     "0/1, successes only": "right",
-    "0/1, failures too": "rloo",
-    "GRPO, partial credit": "grpo",
+    "0/1, RLOO": "rloo",
+    "partial credit, RLOO": "second",
+    "train": "grpo",
 }
 LOOKS = {name: style(method) for name, method in WAYS.items()}
 
@@ -295,7 +303,7 @@ def crossing(questions, cases: dict[str, tuple[float, float, float]]) -> Figure:
     for axis, (title, (training, after, search)) in zip(axes, cases.items(), strict=True):
         even = training / (search - after)
         look = {"marker": "", "linewidth": 2}
-        axis.plot(x, training + after * x, **(LOOKS["GRPO, partial credit"] | look), label="train")
+        axis.plot(x, training + after * x, **(LOOKS["train"] | look), label="train")
         axis.plot(x, search * x, **(LOOKS["best of N"] | look), label="search")
         axis.plot(even, search * even, "o", color=INK)
         axis.annotate(
