@@ -1,0 +1,75 @@
+"""The small continuous task and its closed-form answers."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+
+from toy_models.linear_quadratic import DTYPE, LQ, LinearQuadratic, LinearQuadraticProblem
+
+
+def test_no_other_gain_is_better():
+    best = LQ.solve()
+    gain = torch.tensor(best.gain, dtype=DTYPE, requires_grad=True)
+    (slope,) = torch.autograd.grad(LQ.expected_return(gain), gain)
+    assert abs(slope) < 1e-9
+    assert LQ.worth(best.gain) == pytest.approx((best.P, best.offset), abs=1e-9)
+    for other in (0.0, best.gain - 0.01, best.gain + 0.01):
+        assert LQ.expected_return(other) < LQ.expected_return(best.gain)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.3])
+def test_the_soft_solution_is_a_soft_bellman_fixed_point(alpha):
+    soft, d = LQ.solve(alpha), LQ.discount
+    a = torch.linspace(-15, 15, 200_001, dtype=DTYPE)
+    for s in (0.0, 0.7, -1.5):
+        after = (LQ.A * s + LQ.B * a) ** 2 + LQ.noise**2
+        q = -(LQ.q * s**2 + LQ.c * a**2) - d * (soft.P * after + soft.offset)
+        value = alpha * (torch.logsumexp(q / alpha, 0) + math.log(a[1] - a[0]))
+        assert value == pytest.approx(-soft.P * s**2 - soft.offset, abs=1e-9)
+        p = ((q - value) / alpha).exp() * (a[1] - a[0])
+        assert p @ a == pytest.approx(-soft.gain * s, abs=1e-9)
+        assert p @ (a + soft.gain * s) ** 2 == pytest.approx(soft.std**2, abs=1e-9)
+    assert LQ.temperature_for(soft.entropy) == pytest.approx(alpha, abs=1e-12)
+
+
+@pytest.mark.parametrize("end", [0.0, 0.2])
+def test_worth_is_what_rollouts_earn(end):
+    """With random ends the undiscounted future counts gamma (1 - end) per step: 4 std errors."""
+    problem, gain, std = LinearQuadraticProblem(end=end), 0.4, 0.3
+    env, dice, totals = (
+        LinearQuadratic(problem, bound=50.0, limit=150),
+        np.random.default_rng(0),
+        [],
+    )
+    for episode in range(600):
+        s, total, t, over = env.reset(seed=episode)[0], 0.0, 0, False
+        while not over:
+            a = -gain * s + std * dice.standard_normal(1)
+            s, reward, terminated, truncated, _ = env.step(a)
+            total, t, over = total + problem.gamma**t * reward, t + 1, terminated or truncated
+        totals.append(total)
+    error = np.std(totals) / len(totals) ** 0.5
+    assert abs(np.mean(totals) - problem.expected_return(gain, std)) < 4 * error
+
+
+@pytest.mark.filterwarnings("ignore:.*Box:UserWarning")
+def test_the_environment_keeps_gymnasiums_rules():
+    check_env(LinearQuadratic(), skip_render_check=True)
+
+
+def test_score_is_one_for_the_best_and_zero_for_nothing():
+    best = LQ.solve().gain
+    gains = torch.tensor([best, 0.0, 0.3], dtype=DTYPE)[:, None, None]
+    ones, zero, between = LQ.score(lambda s: -gains * s)
+    assert (ones, zero) == (pytest.approx(1), pytest.approx(0))
+    assert 0 < between < 1
+
+
+def test_impossible_arguments_are_named():
+    with pytest.raises(ValueError, match="alpha must be ≥ 0"):
+        LQ.solve(-1.0)
+    with pytest.raises(ValueError, match="gain"):
+        LQ.worth(-3.0)

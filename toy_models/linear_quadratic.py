@@ -1,0 +1,176 @@
+"""A task with continuous actions whose answer is known: linear system, quadratic cost.
+
+    best = LQ.solve()                    # gain, value and curvature of the optimal controller
+    soft = LQ.solve(alpha=0.2)           # the optimal Gaussian when entropy is paid for
+    LQ.expected_return(0.7, 0.3)         # what any linear policy is worth, differentiable
+    env = LinearQuadratic()              # the same as a gymnasium environment
+
+Left out: several dimensions, observation noise, time-varying gains. Lecture 19.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import Tensor
+
+DTYPE = torch.float64
+
+
+def positive_or_zero(name: str, value: float) -> None:
+    if not value >= 0:
+        raise ValueError(f"{name} must be ≥ 0, got {value}")
+
+
+class Solution(NamedTuple):
+    """What is optimal, or what a given linear policy is worth.
+
+    gain, std : the policy is Normal(-gain s, std²)       entropy : nats of one action
+    P, offset : its value is V(s) = -P s² - offset, points (entropy included if alpha > 0)
+    curvature : c + discount B² P, so Q(s, a) = V-like(s) - curvature (a + gain s)² if optimal
+    """
+
+    gain: float
+    std: float
+    P: float
+    offset: float
+    curvature: float
+
+    @property
+    def entropy(self) -> float:
+        return 0.5 * math.log(2 * math.pi * math.e * self.std**2) if self.std > 0 else -math.inf
+
+
+@dataclass(frozen=True)
+class LinearQuadraticProblem:
+    """s' = A s + B a + noise, reward -(q s² + c a²), and after each step an end with chance `end`.
+
+    `gamma` is the agent's discount; a chance of 1 - end to go on discounts once more, so the
+    problem's `discount` is gamma (1 - end). Start states are uniform on
+    [-start, start].
+    """
+
+    A: float = 0.9
+    B: float = 1.0
+    q: float = 1.0
+    c: float = 0.5
+    noise: float = 0.1
+    start: float = 1.5
+    gamma: float = 0.9
+    end: float = 0.0
+
+    @property
+    def discount(self) -> float:
+        return self.gamma * (1 - self.end)
+
+    def solve(self, alpha: float = 0.0) -> Solution:
+        """The optimal policy for reward + alpha · entropy: the scalar Riccati equation.
+
+        gain = d A B P / (c + d B² P), P = q + d A (A - B gain) P, variance alpha / (2 curvature)
+        with d = discount. The gain does not depend on alpha: noise costs the same in all states.
+        """
+        positive_or_zero("alpha", alpha)
+        d, P = self.discount, self.q
+        for _ in range(2000):
+            gain = d * self.A * self.B * P / (self.c + d * self.B**2 * P)
+            P = self.q + d * self.A * (self.A - self.B * gain) * P
+        curvature = self.c + d * self.B**2 * P
+        paid = 0.5 * alpha * math.log(math.pi * alpha / curvature) if alpha > 0 else 0.0
+        offset = (d * P * self.noise**2 - paid) / (1 - d)
+        return Solution(gain, math.sqrt(alpha / (2 * curvature)), P, offset, curvature)
+
+    def temperature_for(self, entropy: float) -> float:
+        """The alpha whose optimal policy has this entropy (nats per action)."""
+        return 2 * self.solve().curvature * math.exp(2 * entropy) / (2 * math.pi * math.e)
+
+    def worth(self, gain, std=0.0, *, discount: float | None = None):
+        """(P, offset) of the policy Normal(-gain s, std²), without entropy; differentiable.
+
+        `discount` replaces the problem's own (what a critic without the end mask believes).
+        Raises ValueError where the closed loop is too unstable for a finite value.
+        """
+        d = self.discount if discount is None else discount
+        shrink = d * (self.A - self.B * gain) ** 2
+        if shrink >= 1:
+            raise ValueError(
+                f"gain {float(gain):g}: discount (A - B gain)² = {float(shrink):g} ≥ 1"
+            )
+        P = (self.q + self.c * gain**2) / (1 - shrink)
+        per_step = d * P * self.noise**2 + (self.c + d * self.B**2 * P) * std**2
+        return P, per_step / (1 - d)
+
+    def expected_return(self, gain, std=0.0):
+        """Expected discounted reward from the start states, points; differentiable."""
+        P, offset = self.worth(gain, std)
+        return -P * self.start**2 / 3 - offset
+
+    def visits(self, gain: float, std: float = 0.0) -> float:
+        """sum_t discount^t E[s_t²]: the second moment of the (unnormalised) visited states."""
+        d, drift = self.discount, (self.A - self.B * gain) ** 2
+        return (self.start**2 / 3 + d * (self.noise**2 + (self.B * std) ** 2) / (1 - d)) / (
+            1 - d * drift
+        )
+
+    def score(self, act: Callable[[Tensor], Tensor], *, n: int = 256, steps: int = 60) -> Tensor:
+        """Share of what the optimal controller gains over doing nothing, on the same noise.
+
+        act     : states (seeds, n, 1) -> actions (seeds, n, 1)
+        returns : (seeds,); 1 is optimal, 0 is the policy a = 0. Discounts instead of ending.
+        """
+        dice = torch.Generator().manual_seed(1234)
+        first = self.start * torch.linspace(-1, 1, n, dtype=DTYPE)[:, None]
+        noise = self.noise * torch.randn(steps, n, 1, generator=dice, dtype=DTYPE)
+        gain, totals = self.solve().gain, []
+        for policy in (act, lambda s: -gain * s, lambda s: 0 * s):
+            s, total = first[None], 0.0
+            for t in range(steps):
+                a = policy(s)
+                total = total - self.discount**t * (self.q * s**2 + self.c * a**2).mean((-2, -1))
+                s = self.A * s + self.B * a + noise[t]
+            totals.append(total)
+        ours, best, nothing = totals
+        return (ours - nothing) / (best - nothing)
+
+
+LQ = LinearQuadraticProblem()
+
+
+class LinearQuadratic(gym.Env):
+    """`LinearQuadraticProblem` as an environment: one number seen, one number done.
+
+    An episode terminates with chance `end` after each step and is truncated after `limit` steps
+    (not an end: the value goes on). Actions are cut to ±bound; the optimum hardly ever gets there.
+    """
+
+    metadata: ClassVar = {"render_modes": []}
+
+    def __init__(
+        self,
+        problem: LinearQuadraticProblem = LQ,
+        *,
+        bound: float = 2.0,
+        limit: int = 5,
+        luck: float = 0.0,
+    ):
+        self.problem, self.limit, self.luck = problem, limit, luck
+        self.observation_space = Box(-np.inf, np.inf, (1,), np.float64)
+        self.action_space = Box(-bound, bound, (1,), np.float64)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        super().reset(seed=seed)
+        self.t, self.s = 0, self.problem.start * self.np_random.uniform(-1, 1)
+        return np.array([self.s]), {}
+
+    def step(self, action):
+        p, bound = self.problem, self.action_space.high[0]
+        a = min(max(float(action[0]), -bound), bound)
+        reward = -(p.q * self.s**2 + p.c * a**2) + self.luck * self.np_random.standard_normal()
+        self.s = p.A * self.s + p.B * a + p.noise * self.np_random.standard_normal()
+        self.t += 1
+        terminated = bool(self.np_random.random() < p.end)
+        return np.array([self.s]), reward, terminated, self.t >= self.limit, {}
