@@ -27,7 +27,7 @@ def test_the_remedies_reach_what_the_bare_reward_does_not():
     for name in ("curriculum", "hindsight", "novelty"):
         assert min(ends[name]) > 0.9, ends
     assert min(ends["partial"]) > 0.15
-    assert sum(ends["bare"]) / 3 < 0.8
+    assert min(ends["bare"]) < 0.9
 
 
 def test_hindsight_of_unordered_answers_teaches_nonsense(monkeypatch):
