@@ -1,6 +1,7 @@
 """The widget gallery: complete, fresh, and its answers are the widgets' own numbers."""
 
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 from lectures import widgets as course_widgets
 from lectures.widgets import (
     BaselineVariance,
+    BestOfN,
     ClipRegion,
     Gae,
     GroupContrast,
     KLEstimators,
     LengthBias,
+    PreferencePairs,
     StepInspector,
     base,
     clip_region,
@@ -180,6 +183,33 @@ def test_the_answers_are_the_widgets_numbers(cells):
     assert words in texts["step-inspector-text"]
     assert f"\n{cut['gspo']}, more than half." in texts["step-inspector-text"]
     assert cut["gspo"] > tokens / 2
+
+    overlap, bounded, tight = (
+        PreferencePairs(**PreferencePairs.presets[key][1] | changes).numbers
+        for key, changes in (("overlap", {}), ("bounded", {}), ("bounded", {"strength": 0.1}))
+    )
+    text = texts["preference-pairs-text"]
+    assert f"Both stand at {overlap['probs'][0]:.4f}." in text
+    assert overlap["probs"][0] == pytest.approx(overlap["probs"][3])
+    words = "from {:.2f} to {:.2f}, that of the rejected ones further, to {:.2f}, and the loss"
+    values = (*overlap["chosen"], overlap["rejected"][1])
+    assert words.format(*values).replace("-", "−") in text
+    assert f"falls from {overlap['loss'][0]:.3f} to {overlap['loss'][1]:.4f} as" in text
+    assert f"their start, at −{-bounded['chosen'][1]:.2f}." in text
+    assert (bounded["end"], tight["end"]) == (1, 5)
+    assert bounded["probs"][2] / bounded["probs"][0] == pytest.approx(math.e, abs=1e-3)
+    assert f"the chosen answers at −{-tight['chosen'][1]:.2f}, below their start" in text
+
+    one, eight, many = (
+        BestOfN(**BestOfN.presets["flawed"][1] | {"n": n}).numbers for n in (1, 8, 64)
+    )
+    text = texts["best-of-n-text"]
+    shares = [f"{100 * row['J']['chosen']:.1f} %" for row in (eight, many, one)]
+    assert "{} of 8, and {} of 64: fewer than the {} of a single draw".format(*shares) in text
+    assert f"risen from {one['says']:.2f} to {many['says']:.2f}" in text
+    noisy = BestOfN(**BestOfN.presets["noisy"][1]).numbers
+    words = f"has {noisy['J']['chosen']:.2f} points instead of {noisy['J']['rule']:.2f}, and was "
+    assert f"{words}promised {noisy['says']:.2f}" in text
 
 
 def test_the_own_run_is_one_that_can_be_trained(cells):
