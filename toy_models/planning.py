@@ -153,15 +153,23 @@ def cross_entropy_method(
 
 
 def _scored(score: Score, drawn: Tensor) -> Tensor:
-    scores = score(drawn)
-    if not isinstance(scores, Tensor) or tuple(scores.shape) != (len(drawn),):
-        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise ValueError(
-            f"score(candidates {tuple(drawn.shape)}) must return ({len(drawn)},), got {got}"
-        )
-    if bool(scores.isnan().any()):
-        raise ValueError("score returned nan: a candidate without a score cannot be ranked")
-    return scores
+    asked = f"score(candidates {tuple(drawn.shape)})"
+    return _points(asked, score(drawn), (len(drawn),))
+
+
+def _rewarded(reward: Reward, prompts: Tensor, responses: Tensor) -> Tensor:
+    """The reward of every response, in the shape of `responses` without time."""
+    asked = f"reward(prompts {tuple(prompts.shape)}, responses {tuple(responses.shape)})"
+    return _points(asked, reward(prompts, responses), tuple(responses.shape[:-1]))
+
+
+def _points(asked: str, points: Tensor, shape: tuple) -> Tensor:
+    got = tuple(points.shape) if isinstance(points, Tensor) else type(points).__name__
+    if got != shape:
+        raise ValueError(f"{asked} must return {shape}, got {got}")
+    if bool(points.isnan().any()):
+        raise ValueError(f"{asked} returned nan: what has no score cannot be ranked")
+    return points
 
 
 # --- control with known dynamics ----------------------------------------------------------------
@@ -173,7 +181,14 @@ def pendulum(*, gravity: float = 10.0, mass: float = 1.0, length: float = 1.0) -
     returns : step(states (n, 2), torques (n,)) -> next states (n, 2), rewards (n,) in points.
               A state is angle (0 is upright) and angular velocity, rad and rad/s. Torques are cut
               to +-2 Nm, speeds to +-8 rad/s; a step is 0.05 s.
+
+    Raises ValueError for a mass or length that is not positive, or a gravity that is not finite.
     """
+    if not (0 < mass < math.inf and 0 < length < math.inf and math.isfinite(gravity)):
+        raise ValueError(
+            f"mass and length must be positive and gravity finite, got {mass=}, {length=}, "
+            f"{gravity=}"
+        )
 
     def step(states: Tensor, torques: Tensor) -> tuple[Tensor, Tensor]:
         angle, speed = states.unbind(-1)
@@ -221,6 +236,8 @@ def receding_horizon(
     """
     for name, count in (("horizon", horizon), ("steps", steps)):
         _check_count(name, count)
+    if state.ndim != 1 or not state.is_floating_point():
+        raise ValueError(f"state must be floats (d,), got {state.dtype} {tuple(state.shape)}")
     world, generator = world or model, as_generator(seed)
     mean = state.new_zeros(horizon)
     states, actions, rewards = [state], [], []
@@ -262,6 +279,7 @@ def best_of_n_law(probs: Tensor, scores: Tensor, n: int) -> Tensor:
         raise ValueError(
             f"probs {tuple(probs.shape)} and scores {tuple(scores.shape)} must have one shape"
         )
+    _points("scores", scores, tuple(probs.shape))
     here, there = scores[..., :, None], scores[..., None, :]
     up_to = (probs[..., None, :] * (there <= here)).sum(-1)
     level = (probs[..., None, :] * (there == here)).sum(-1)
@@ -293,7 +311,7 @@ def best_of_n(
     _check_count("n", n)
     prompts = check_prompts(prompts)
     responses = policy.sample(prompts, n, seed=seed).unflatten(0, (-1, n))
-    best = reward(prompts[:, None], responses).argmax(-1)
+    best = _rewarded(reward, prompts[:, None], responses).argmax(-1)
     return responses[torch.arange(len(prompts)), best]
 
 
@@ -311,10 +329,11 @@ def gibbs_at_kl(probs: Tensor, scores: Tensor, kl: float) -> tuple[Tensor, float
             f"probs and scores must both be (responses,), got {tuple(probs.shape)} and "
             f"{tuple(scores.shape)}"
         )
-    top = -float(probs[scores == scores.max()].sum().log())
+    best = _points("scores", scores, tuple(probs.shape))[probs > 0].max()
+    top = -float(probs[scores == best].sum().log())
     if not 0 < kl < top:
         raise ValueError(f"kl must lie between 0 and -log P(best score) = {top:.4f}, got {kl!r}")
-    gaps = (scores - scores.max()).to(probs.dtype)
+    gaps = (scores - best).to(probs.dtype)
     low, high = -50.0, 50.0  # log beta; the KL falls as beta grows
     for _ in range(100):
         middle = (low + high) / 2
@@ -332,6 +351,8 @@ def majority_vote_law(probs: Tensor, n: int) -> Tensor:
     """
     _check_count("n", n)
     _check_law(probs)
+    if probs.ndim != 1:
+        raise ValueError(f"probs must be (answers,), one question, got {tuple(probs.shape)}")
     rows, ways = _multisets(probs, n)
     counts = torch.nn.functional.one_hot(rows, len(probs)).sum(1)
     winners = (counts == counts.amax(1, keepdim=True)).to(ways.dtype)
@@ -376,6 +397,8 @@ def beam_search(
     shape = (policy.prefixes.count, policy.vocab_size)
     if guide is not None and tuple(guide.shape) != shape:
         raise ValueError(f"guide must be (states, vocab) = {shape}, got {tuple(guide.shape)}")
+    if guide is not None and bool(guide.isnan().any()):
+        raise ValueError("guide holds nan: a prefix without a rank cannot be kept or dropped")
     prompt = _one_prompt(prompt)
     responses = torch.full((1, policy.length), _filler(policy))
     log_probs = torch.zeros(1, dtype=torch.float64)
@@ -486,7 +509,7 @@ def tree_search(
                 walk.append((tree[new], token))
             prefix = (*prefix, token)
         response = torch.tensor(prefix + (_filler(policy),) * (policy.length - len(prefix)))
-        score = float(reward(prompt[0], response))
+        score = float(_rewarded(reward, prompt[0], response))
         for node, token in walk:
             node.visits[token] += 1
             node.total[token] += score
@@ -525,7 +548,8 @@ def rejection_sampling(
                 "easier prompt"
             )
         drawn = policy.sample(prompt, 256, seed=generator)
-        for row in torch.nonzero(reward(prompt, drawn) > 0)[:, 0][: wanted - len(kept)].tolist():
+        good = torch.nonzero(_rewarded(reward, prompt, drawn) > 0)[:, 0]
+        for row in good[: wanted - len(kept)].tolist():
             kept.append(drawn[row])
             last = row
         tries += last + 1 if len(kept) == wanted else len(drawn)
@@ -565,6 +589,8 @@ def sft_loss(policy: Policy, prompts: Tensor, responses: Tensor, weights: Tensor
             f"weights must be {tuple(responses.shape[:1])}, one per response, got "
             f"{tuple(weights.shape)}"
         )
+    if not bool((weights >= 0).all()) or not bool(torch.isfinite(weights).all()):
+        raise ValueError("weights must be finite and >= 0")
     if not bool(weights.sum() > 0):
         raise ValueError("no response was accepted: all weights are 0, there is nothing to fit")
     logp = policy.log_probs(prompts, responses).sum(-1)
@@ -633,7 +659,7 @@ def expert_iteration(
 
     for r in range(rounds):
         responses = policy.sample(prompts, group, seed=generator)
-        rewards = reward(prompts[:, None], responses.unflatten(0, (-1, group)))
+        rewards = _rewarded(reward, prompts[:, None], responses.unflatten(0, (-1, group)))
         kept = keep(rewards)
         if kept.shape != rewards.shape or kept.dtype != torch.bool:
             raise ValueError(
@@ -665,6 +691,11 @@ def sorting_tree(
     the fault of models whose likeliest answer is an empty one.
     """
     prompts = check_prompts(prompts)
+    if bool((prompts < 0).any()) or bool((prompts >= vocab_size).any()):
+        raise ValueError(
+            f"prompts must hold numbers 0 .. {vocab_size - 1} ({vocab_size} is the end token), got "
+            f"{int(prompts.min())} .. {int(prompts.max())}"
+        )
     length = prompts.shape[1] + 1
     policy = AutoregressivePolicy(vocab_size + 1, length, eos_id=vocab_size, prompts=prompts)
     policy = policy.double()
@@ -686,6 +717,8 @@ def _check_count(name: str, count: int) -> None:
 
 
 def _check_law(probs: Tensor) -> None:
+    if not probs.is_floating_point():
+        raise ValueError(f"probs must hold floats, got {probs.dtype}")
     total = probs.sum(-1)
     if bool((probs < 0).any()) or not torch.allclose(total, torch.ones_like(total), atol=1e-5):
         raise ValueError("probs must be probabilities that sum to 1 in the last axis")
@@ -697,8 +730,9 @@ def _check_plan(plan: Plan) -> None:
             f"plan must be a GaussianPlan or a CategoricalPlan, got {type(plan).__name__}"
         )
     if isinstance(plan, GaussianPlan):
-        if plan.mean.shape != plan.std.shape or plan.mean.ndim != 1 or not (plan.std > 0).all():
-            raise ValueError("GaussianPlan needs mean (steps,) and std (steps,) > 0")
+        good = (plan.std > 0).all() and plan.std.isfinite().all()
+        if plan.mean.shape != plan.std.shape or plan.mean.ndim != 1 or not good:
+            raise ValueError("GaussianPlan needs mean (steps,) and finite std (steps,) > 0")
         if not 0 <= plan.floor < math.inf:
             raise ValueError(f"GaussianPlan.floor must be finite and >= 0, got {plan.floor!r}")
         return

@@ -65,9 +65,17 @@ def _check_count(name: str, count: int) -> None:
         raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")
 
 
+def _check_gap(gap: Tensor) -> None:
+    if bool(gap.isnan().any()):
+        raise ValueError("a gap of two rewards is nan: a response without a reward has no rank")
+
+
 def _finite(loss: Tensor, where: str) -> float:
     if not bool(torch.isfinite(loss)):
-        raise FloatingPointError(f"the loss is {loss.item()} at {where}; lower learning_rate")
+        raise FloatingPointError(
+            f"the loss is {loss.item()} at {where}; lower learning_rate (at the first one: look "
+            "for nan or inf in rewards, margin or reference)"
+        )
     return loss.item()
 
 
@@ -92,10 +100,17 @@ class Comparisons(NamedTuple):
         return Comparisons(*(None if x is None else x[rows] for x in self))
 
     def mean(self, values: Tensor) -> Tensor:
-        """(pairs,) -> the weighted mean, a scalar."""
+        """(pairs,) -> the weighted mean, a scalar.
+
+        Raises ValueError without any pair, and for weights that are negative, all 0 or no (pairs,).
+        """
+        if not len(self.chosen):
+            raise ValueError("there are no comparisons: every pair was a tie or one text twice")
         if self.weight is None:
             return values.mean()
         weight = self.weight.to(values.dtype)
+        if weight.shape != values.shape or not ((weight >= 0).all() and weight.sum() > 0):
+            raise ValueError(f"weight must be {tuple(values.shape)}, at least 0, and not all 0")
         return (weight * values).sum() / weight.sum()
 
     def labels(self) -> "Labels":
@@ -173,6 +188,8 @@ def mark(prompts: Tensor, responses: Tensor, desirable: Tensor) -> Labels:
             "prompts, responses and desirable need the same number of rows, got "
             f"{len(prompts)}, {len(responses)}, {len(desirable)}"
         )
+    if desirable.ndim != 1 or not bool(((desirable == 0) | (desirable == 1)).all()):
+        raise ValueError("desirable must be (responses,), True or False (1 or 0) for each")
     _, which, counts = prompts.unique(dim=0, return_inverse=True, return_counts=True)
     order = which.argsort(stable=True)
     other = torch.empty_like(responses)
@@ -187,6 +204,7 @@ def win_probability(gap: Tensor, scale: float = 1.0) -> Tensor:
     """
     if not scale >= 0:
         raise ValueError(f"scale must be at least 0 (math.inf is allowed), got {scale!r}")
+    _check_gap(gap)
     gap = gap.double()
     return (gap.sign() + 1) / 2 if scale == math.inf else torch.sigmoid(scale * gap)
 
@@ -292,6 +310,8 @@ def from_ranking(prompts: Tensor, responses: Tensor, scores: Tensor) -> Comparis
             f"{tuple(responses.shape)}"
         )
     grouped = responses.unflatten(0, (-1, group))
+    if bool(scores.isnan().any()):
+        raise ValueError("scores hold nan: a response without a score has no rank")
     which, better, worse = (scores[:, :, None] > scores[:, None, :]).nonzero(as_tuple=True)
     pairs = Comparisons(prompts[which], grouped[which, better], grouped[which, worse])
     return pairs.take((pairs.chosen != pairs.rejected).any(-1))
@@ -319,7 +339,23 @@ class RewardModel(nn.Module):
 
     Leading axes broadcast as in `toy_models.sorting`, so a fitted model can stand wherever a toy
     reward can. Only differences at one prompt are learned: a constant per prompt is arbitrary.
+
+    vocab_size, length : of the responses, an end token included; other ones raise ValueError
     """
+
+    def __init__(self, vocab_size: int, length: int):
+        super().__init__()
+        for name, count in {"vocab_size": vocab_size, "length": length}.items():
+            _check_count(name, count)
+        self.vocab_size, self.length = vocab_size, length
+
+    def _check(self, responses: Tensor) -> None:
+        known = (responses >= 0) & (responses < self.vocab_size)
+        if responses.shape[-1] != self.length or not bool(known.all()):
+            raise ValueError(
+                f"responses must be (..., {self.length}) of tokens 0 .. {self.vocab_size - 1}, got "
+                f"{tuple(responses.shape)} of {int(responses.min())} .. {int(responses.max())}"
+            )
 
 
 class TableReward(RewardModel):
@@ -329,12 +365,13 @@ class TableReward(RewardModel):
     """
 
     def __init__(self, prompts: Tensor, vocab_size: int, length: int):
-        super().__init__()
+        super().__init__(vocab_size, length)
         self.index = PromptIndex(prompts)
         self.register_buffer("place", vocab_size ** torch.arange(length - 1, -1, -1))
         self.table = nn.Parameter(torch.zeros(len(self.index.known), vocab_size**length))
 
     def forward(self, prompts: Tensor, responses: Tensor) -> Tensor:
+        self._check(responses)
         rows = self.index(prompts.reshape(-1, prompts.shape[-1])).view(prompts.shape[:-1])
         return self.table[rows, (responses * self.place).sum(-1)]
 
@@ -347,19 +384,19 @@ class FeatureReward(RewardModel):
     this position" and "in order", not "occurs somewhere in the response": with
     `inclusion_ordering_reward` it stays wrong, with `position_match_reward` it can be right.
 
-    vocab_size, length : of the responses, an end token included     hidden, seed : of h
+    hidden, seed : of h
     """
 
     def __init__(self, vocab_size: int, length: int, *, hidden: int = 16, seed: int = 0):
-        super().__init__()
+        super().__init__(vocab_size, length)
         generator = torch.Generator().manual_seed(seed)
-        self.vocab_size, self.length = vocab_size, length
         self.encode = nn.Parameter(torch.randn(vocab_size, hidden, generator=generator))
         self.bias = nn.Parameter(torch.randn(hidden, generator=generator))
         self.decode = nn.Parameter(torch.zeros(hidden, length, vocab_size))
         self.follow = nn.Parameter(torch.zeros(vocab_size, vocab_size))
 
     def forward(self, prompts: Tensor, responses: Tensor) -> Tensor:
+        self._check(responses)
         one_hot = nn.functional.one_hot(prompts, self.vocab_size).to(self.encode.dtype)
         hidden = torch.tanh(one_hot.sum(-2) @ self.encode + self.bias)  # (..., hidden)
         points = torch.einsum("...h,htv->...tv", hidden, self.decode)
@@ -412,6 +449,7 @@ def ranking_accuracy(reward: Reward, comparisons: Comparisons) -> float:
         gap = _score(reward, comparisons.prompts, comparisons.chosen) - _score(
             reward, comparisons.prompts, comparisons.rejected
         )
+    _check_gap(gap)
     return comparisons.mean((gap.sign() + 1) / 2).item()
 
 
@@ -629,7 +667,7 @@ class _Descent:
     @torch.no_grad()
     def _record(self, data, ref, loss, observe) -> PairRecord:
         now = data.log_probs(self.policy)
-        value = self._loss(data, now, ref, loss).item()
+        value = _finite(self._loss(data, now, ref, loss), f"update {self.done}")
         return PairRecord(self.done, value, *data.summary(now, ref), *observe())
 
 

@@ -129,7 +129,9 @@ def _backward(mdp: MDP, beta: float, look_ahead: Callable[[Tensor], Tensor]) -> 
         values.append(value)
         qs.append(q)
     values, qs = torch.stack(values[::-1]), torch.stack(qs[::-1])
-    return Messages(values, qs, (log_prior + (qs - values[:-1, :, None]) / beta).exp())
+    if not bool(torch.isfinite(values).all()):
+        raise ValueError(f"beta={beta!r} is too small for these rewards: rewards / beta overflows")
+    return Messages(values, qs, torch.softmax(log_prior + qs / beta, -1))
 
 
 def posterior_policy(mdp: MDP, *, beta: float = 1.0) -> Tensor:
@@ -165,8 +167,11 @@ def evaluate(
 
     policy   : (T, states, actions), or (states, actions) for the same one at every step
     dynamics : (T, states, actions, states), default the true transitions; with
-               `posterior_dynamics` it is what an optimist believes of itself. The KL counts
-               actions only, so `objective` is a bound for the true transitions alone.
+               `posterior_dynamics` it is what an optimist believes of itself from the true start
+               on (the posterior of several start states is tilted too). The KL counts actions
+               only, so `objective` is a bound for the true transitions alone.
+
+    Raises TypeError or ValueError for tables of the wrong shape or that are no distributions.
     """
     _check_beta(beta)
     _check_mdp(mdp)
@@ -177,6 +182,8 @@ def evaluate(
     dynamics = _expanded(
         "dynamics", dynamics, (*shape, shape[1]), what="(T, states, actions, states)"
     )
+    _check_law("policy", policy)
+    _check_law("dynamics", dynamics)
     log_ratio = torch.where(policy > 0, policy.log() - mdp.prior.log(), 0.0)
     at, reward, kl = mdp.start, mdp.start.new_zeros(()), mdp.start.new_zeros(())
     for t in range(mdp.horizon):
@@ -203,6 +210,8 @@ class Trajectories(NamedTuple):
 
     def log_probs(self, mdp: MDP, policy: Tensor) -> Tensor:
         """(n,) nats: log-probabilities with actions from `policy` (T, states, actions)."""
+        shape = (mdp.horizon, *mdp.rewards.shape)
+        policy = _expanded("policy", policy, shape, what="(T, states, actions)")
         steps = torch.arange(mdp.horizon)
         here, there = self.states[:, :-1], self.states[:, 1:]
         moves = mdp.transitions[here, self.actions, there].log().sum(-1)
@@ -231,8 +240,7 @@ def trajectories(mdp: MDP) -> Trajectories:
         actions = torch.cat([actions[row], action[:, None]], 1)
     rewards = mdp.rewards[states[:, :-1], actions].sum(-1)
     listed = Trajectories(states, actions, rewards, rewards)
-    prior = mdp.prior.expand(mdp.horizon, -1, -1)
-    return listed._replace(log_prior=listed.log_probs(mdp, prior))
+    return listed._replace(log_prior=listed.log_probs(mdp, mdp.prior))
 
 
 # --- two problems -------------------------------------------------------------------------------
@@ -349,7 +357,10 @@ def tilted_policy(
     _check_beta(beta)
     log_ref = _log_table(policy_ref, prompts)
     q = _expanded("q", q, tuple(log_ref.shape), what="(prompts, states, vocab) or (states, vocab)")
-    return _with_table(policy_ref, prompts, torch.log_softmax(log_ref + q / beta, -1))
+    table = torch.log_softmax(log_ref + q / beta, -1)
+    if bool(table.isnan().any()):
+        raise ValueError("q must be below inf, no nan, and above -inf for a token of each prefix")
+    return _with_table(policy_ref, prompts, table)
 
 
 def _tree(policy_ref, prompts, reward, beta, backup) -> TokenTree:
@@ -378,10 +389,13 @@ def _rewards(policy, prompts: Tensor, reward: Reward, prefix: Tensor, token: int
     responses = torch.full((len(prefix), policy.length), filler)
     responses[:, : prefix.shape[1]] = prefix
     responses[:, prefix.shape[1]] = token
-    rewards = reward(prompts[:, None], responses).double().expand(len(prompts), len(prefix))
+    rewards, shape = reward(prompts[:, None], responses), (len(prompts), len(prefix))
+    got = tuple(rewards.shape) if isinstance(rewards, Tensor) else type(rewards).__name__
+    if got not in (shape, shape[1:]):  # the second one ignores the prompt
+        raise ValueError(f"reward must return (prompts, responses) = {shape}, got {got}")
     if not bool(torch.isfinite(rewards).all()):
         raise ValueError("reward must be finite for every response; got inf or nan")
-    return rewards
+    return rewards.double().expand(shape)
 
 
 def _log_table(policy: AutoregressivePolicy, prompts: Tensor) -> Tensor:
@@ -445,6 +459,10 @@ def _check_mdp(mdp: MDP) -> None:
         if not isinstance(field, Tensor) or tuple(field.shape) != shape:
             got = tuple(field.shape) if isinstance(field, Tensor) else type(field).__name__
             raise ValueError(f"MDP.{name} must be {shape} to fit rewards, got {got}")
-        total = field.sum(-1)
-        if bool((field < 0).any()) or not torch.allclose(total, torch.ones_like(total)):
-            raise ValueError(f"MDP.{name} must hold probabilities that sum to 1 in the last axis")
+        _check_law(f"MDP.{name}", field)
+
+
+def _check_law(name: str, field: Tensor) -> None:
+    total = field.sum(-1)
+    if bool((field < 0).any()) or not torch.allclose(total, torch.ones_like(total)):
+        raise ValueError(f"{name} must hold probabilities that sum to 1 in the last axis")

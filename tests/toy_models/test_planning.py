@@ -21,6 +21,7 @@ from toy_models.exact import (
 from toy_models.planning import (
     CategoricalPlan,
     GaussianPlan,
+    Search,
     beam_search,
     best_of_n,
     best_of_n_bound,
@@ -174,13 +175,47 @@ def test_the_refit_is_the_kl_projection_and_slips_in_it_are_caught():
     assert torch.allclose(torch.softmax(logits, -1), fitted.probs, atol=1e-4)
 
 
+def test_a_search_reports_every_round_as_it_was():
+    """Rounds that get worse: the best is the best of all, and each plan is the elite's fit."""
+    drawn = []
+
+    def falling(candidates):
+        drawn.append(candidates)
+        return -(candidates - 3).square().sum(-1) - 100 * len(drawn)
+
+    plan = GaussianPlan(torch.tensor([1.0, -1.0]), torch.tensor([3.0, 0.5]), floor=0.4)
+    found = cross_entropy_method(falling, plan, samples=500, elite=9, rounds=3, seed=0)
+    assert found.plans[0] is plan
+    assert found.score == found.scores.max() == found.scores[0].max()
+    assert torch.equal(found.best, drawn[0][found.scores[0].argmax()])
+    for r in range(2):
+        elite = drawn[r][found.scores[r].topk(9).indices]
+        assert torch.equal(found.plans[r + 1].mean, elite.mean(0))
+        assert found.plans[r + 1].std.min() >= 0.4
+    assert torch.allclose(drawn[0].mean(0), plan.mean, atol=0.5)  # 3.7 standard errors
+    assert torch.allclose(drawn[0].std(0), plan.std, rtol=0.15)
+
+
+def test_a_floor_keeps_every_option_open():
+    same = torch.full((5, 2), 2)
+    assert GaussianPlan(torch.zeros(2), torch.ones(2), 0.3).fit(same.float()).std.tolist() == (
+        pytest.approx([0.3, 0.3])
+    )
+    mixed = CategoricalPlan(torch.full((2, 4), 0.25), 0.2).fit(same).probs
+    assert mixed.tolist() == [pytest.approx([0.05, 0.05, 0.85, 0.05])] * 2
+
+
 # --- control ------------------------------------------------------------------------------------
 
 
-def test_the_model_is_gymnasium_s_pendulum():
+@pytest.mark.parametrize("build", [{}, {"gravity": 7.0, "mass": 2.0, "length": 0.6}])
+def test_the_model_is_gymnasium_s_pendulum(build):
     env = gymnasium.make("Pendulum-v1").unwrapped
     env.reset(seed=0)
-    generator, step = torch.Generator().manual_seed(0), pendulum()
+    env.g, env.m, env.l = (
+        build.get(k, v) for k, v in (("gravity", 10.0), ("mass", 1.0), ("length", 1.0))
+    )
+    generator, step = torch.Generator().manual_seed(0), pendulum(**build)
     for torque in (6 * torch.rand(200, generator=generator, dtype=torch.float64) - 3).tolist():
         state = torch.tensor(env.state)
         after, reward = step(state[None], torch.tensor([torque], dtype=torch.float64))
@@ -221,6 +256,33 @@ def test_with_600_imagined_plans_a_step_the_pendulum_swings_up_and_refitting_hel
     assert torch.equal(drive(blind, 3).states, drive(blind, 3).states)
 
 
+def test_the_loop_plans_in_the_model_and_acts_in_the_world():
+    """A planner that plans by rote, so that everything can be counted by hand."""
+    asked = []
+
+    def model(states, actions):
+        return states + actions[:, None], actions * 10
+
+    def world(states, actions):
+        return states - actions[:, None], actions
+
+    def rote(score, plan, generator):
+        best = torch.tensor([1.0, 2.0, 4.0]) + len(asked)
+        asked.append((plan, score(best[None]).item()))
+        return Search(best, 0.0, None, ())
+
+    knobs = dict(horizon=3, steps=3, std=2.0, seed=0, world=world)
+    for warm in (True, False):
+        asked.clear()
+        run = receding_horizon(model, torch.tensor([5.0]), rote, warm=warm, **knobs)
+        assert run.actions.tolist() == run.rewards.tolist() == [1, 2, 3]
+        assert run.states[:, 0].tolist() == [5, 4, 2, -1]
+        assert [imagined for _, imagined in asked] == [70, 100, 130]
+        means = [plan.mean.tolist() for plan, _ in asked]
+        assert means == ([[0, 0, 0], [2, 4, 0], [3, 5, 0]] if warm else [[0, 0, 0]] * 3)
+        assert all(plan.std.tolist() == [2, 2, 2] and plan.floor == 0.2 for plan, _ in asked)
+
+
 # --- best of n ----------------------------------------------------------------------------------
 
 
@@ -243,6 +305,16 @@ def test_the_law_of_the_best_of_n_by_listing_every_draw(n):
         for winner in tied:
             exact[winner] += probs[drawn].prod() / len(tied)
     assert torch.allclose(best_of_n_law(probs, scores, n), exact, atol=1e-14)
+
+
+def test_the_law_is_exact_for_a_response_that_is_nearly_or_never_drawn():
+    probs = torch.tensor([1 - 1e-14, 1e-14, 0.0], dtype=torch.float64)
+    for never in (-1.0, 0.0, 1.0, 2.0):  # below, between, tied, above
+        law = best_of_n_law(probs, torch.tensor([0.0, 1.0, never]).double(), 1000)
+        assert law.tolist() == pytest.approx([1 - 1e-11, 1e-11, 0.0], rel=1e-9)
+    scores = torch.tensor([1.0, 2.0, 3.0]).double()
+    law, _ = gibbs_at_kl(torch.tensor([0.5, 0.5, 0.0]).double(), scores, 0.1)
+    assert float((law[:2] * (2 * law[:2]).log()).sum()) == pytest.approx(0.1, abs=1e-9)
 
 
 def sampled_error(law) -> float:
@@ -314,6 +386,12 @@ def test_a_majority_vote_by_listing_every_ballot():
         vote = [float(majority_vote_law(answers, n)[0]) for n in (1, 15, 101)]
         assert (vote[0] < vote[1] < vote[2]) is wins
         assert (vote[2] > 0.5) is wins
+
+
+def test_every_prompt_gets_the_best_of_its_own_responses():
+    prompts = TASK.distinct_prompts()
+    won = best_of_n(sorting_tree(prompts, 3, skill=5.0), prompts, points, 4, seed=0)
+    assert (points(prompts, won) == 4).all()
 
 
 # --- trees --------------------------------------------------------------------------------------
@@ -434,6 +512,8 @@ def test_rejection_samples_the_conditional_law_at_one_over_p_tries():
     assert deviation[tested].max() < 4
     cost = math.sqrt(count * (1 - p)) / p
     assert abs(taken.tries - count / p) < 4 * cost
+    graded = conditional_law(policy, PROMPT, lambda x, y: 2 * partly_right(x, y) * (1 + y[..., 1]))
+    assert torch.allclose(graded[0], law, atol=1e-12)  # right or not is all that counts
     # it is Gibbs for a 0/1 reward with beta near 0
     cold = soft_values(policy, PROMPT[None], partly_right, beta=0.01).policy
     assert torch.allclose(response_log_probs(cold, PROMPT)[0].exp(), law, atol=1e-12)
@@ -517,6 +597,64 @@ def test_imitating_the_best_of_each_group_also_imitates_groups_that_are_all_wron
     assert keep_right(rewards).tolist() == [[False, True, True], [False, False, False]]
 
 
+def test_scores_and_laws_that_would_give_nonsense_are_refused():
+    policy, prompts = hasty(), TASK.distinct_prompts()
+    half, two = torch.ones(2) / 2, torch.tensor([1.0, math.nan])
+
+    def nan(x, y):
+        return points(x, y) * math.nan
+
+    def one_each(x, y):
+        return torch.ones(len(y), 2)
+
+    steps = torch.zeros(3)
+    calls = {
+        "reward.*must return": [
+            lambda: best_of_n(policy, prompts, lambda x, y: torch.zeros(3), 3, seed=0),
+            lambda: rejection_sampling(policy, PROMPT, one_each, wanted=2, seed=0),
+            lambda: tree_search(policy, PROMPT, one_each, simulations=2, seed=0),
+        ],
+        "reward.*returned nan": [
+            lambda: best_of_n(policy, prompts, nan, 3, seed=0),
+            lambda: rejection_sampling(policy, PROMPT, nan, wanted=2, seed=0),
+            lambda: tree_search(policy, PROMPT, nan, simulations=2, seed=0),
+            lambda: expert_iteration(policy, prompts, nan, rounds=1, group=2, seed=0),
+        ],
+        "scores returned nan": [
+            lambda: best_of_n_law(half, two, 2),
+            lambda: gibbs_at_kl(half, two, 0.1),
+        ],
+        "probs must hold floats": [lambda: best_of_n_law(torch.tensor([1, 0]), two, 2)],
+        r"probs must be \(answers,\)": [lambda: majority_vote_law(half[None], 3)],
+        "kl must lie between 0 and": [
+            lambda: gibbs_at_kl(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([1.0, 2.0, 3.0]), 0.8)
+        ],
+        "guide holds nan": [
+            lambda: beam_search(policy, PROMPT, 2, guide=torch.full((40, 4), math.nan))
+        ],
+        "weights must be finite": [
+            lambda: sft_loss(policy, PROMPT[None], responses_of(policy), -torch.ones(121))
+        ],
+        "prompts must hold numbers 0 .. 2": [lambda: sorting_tree(prompts + 1, 3, skill=1.0)],
+        "mass and length must be positive": [lambda: pendulum(length=0.0)],
+        "state must be floats": [
+            lambda: receding_horizon(
+                pendulum(), steps[None, :2], shoot, horizon=2, steps=1, std=1.0, seed=0
+            )
+        ],
+        "finite std": [
+            lambda: random_shooting(long_score, GaussianPlan(steps, steps + math.inf), 5, seed=0)
+        ],
+        "GaussianPlan.floor must be": [
+            lambda: random_shooting(long_score, GaussianPlan(steps, steps + 1, -1.0), 5, seed=0)
+        ],
+    }
+    for message, refused in calls.items():
+        for call in refused:
+            with pytest.raises(ValueError, match=message):
+                call()
+
+
 # --- refusals -----------------------------------------------------------------------------------
 
 
@@ -530,7 +668,7 @@ def test_what_does_not_fit_is_named():
         cross_entropy_method(long_score, plan, samples=5, elite=2, rounds=0, seed=0)
     with pytest.raises(ValueError, match=r"must return \(5,\), got \(5, 6\)"):
         random_shooting(lambda y: y.double(), plan, 5, seed=0)
-    with pytest.raises(ValueError, match="score returned nan"):
+    with pytest.raises(ValueError, match=r"score.* returned nan"):
         random_shooting(lambda y: long_score(y) * math.nan, plan, 5, seed=0)
     with pytest.raises(ValueError, match="std"):
         random_shooting(long_score, GaussianPlan(torch.zeros(2), torch.zeros(2)), 5, seed=0)

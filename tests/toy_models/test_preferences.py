@@ -625,3 +625,83 @@ def test_labels_keep_their_marks_in_batches():
     part = labels.take(torch.tensor([0, len(pairs.chosen)]))
     assert part.desirable.tolist() == [True, False]
     assert torch.equal(part.responses, torch.stack([pairs.chosen[0], pairs.rejected[0]]))
+
+
+def test_mismatched_responses_where_prompts_have_unequal_rows():
+    rows = torch.tensor([1, 0, 2, 0, 1, 0])
+    answers = SOME[rows] + 10 * rows[:, None]
+    labels = mark(SOME[rows], answers, torch.ones(6))
+    assert (labels.other[:, 0] // 10 != rows).all()
+
+
+def test_a_feature_reward_is_its_formula():
+    model = FeatureReward(3, 4, hidden=5, seed=1).double()
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.normal_(generator=dice(2))
+    x, y = [2, 0, 2, 2, 1], [1, 0, 0, 2]
+    hidden = torch.tanh(model.encode[0] + model.encode[1] + 3 * model.encode[2] + model.bias)
+    points = sum(hidden @ model.decode[:, t, token] for t, token in enumerate(y))
+    points = points + model.follow[1, 0] + model.follow[0, 0] + model.follow[0, 2]
+    assert torch.isclose(model(torch.tensor(x), torch.tensor(y)), points)
+
+
+@pytest.mark.parametrize("make", [partial(TableReward, PROMPT[None]), FeatureReward])
+def test_reward_models_refuse_responses_they_have_no_number_for(make):
+    model = make(3, 3)
+    for tokens in ([0, 0, 5], [0, 0, -1], [1], [1, 2, 0, 0]):
+        with pytest.raises(ValueError, match=r"responses must be \(\.\.\., 3\) of tokens 0 \.\. 2"):
+            model(PROMPT, torch.tensor(tokens))
+    for size in ((0, 3), (3, 0), (3.0, 3)):
+        with pytest.raises(ValueError, match="must be a whole number of at least 1"):
+            make(*size)
+
+
+def test_a_reward_that_is_no_number_decides_nothing():
+    policy = random_policy(SOME)
+
+    def nan(prompts, responses):
+        return TASK.reward(prompts, responses) * math.nan
+
+    pairs = sample_comparisons(policy, SOME, TASK.reward, pairs=5, seed=0)
+    for call in (
+        lambda: sample_comparisons(policy, SOME, nan, pairs=5, seed=0),
+        lambda: all_comparisons(policy, SOME, nan),
+        lambda: win_rates(policy, SOME, nan, scale=math.inf),
+        lambda: ranking_accuracy(nan, pairs),
+        lambda: online_dpo(
+            policy, SOME, nan, rounds=1, pairs=5, learning_rate=0.1, beta=1.0, true_reward=nan
+        ),
+        lambda: from_ranking(SOME, policy.sample(SOME, 2, seed=0), torch.full((4, 2), math.nan)),
+    ):
+        with pytest.raises(ValueError, match="nan"):
+            call()
+
+
+def test_pairs_that_cannot_be_averaged_are_refused():
+    prompts, responses, scores = ranked_four()
+    ties = from_ranking(prompts, responses, 0 * scores)
+    pairs = from_ranking(prompts, responses, scores)
+    fit = partial(fit_reward_model, steps=1, learning_rate=0.1)
+    with pytest.raises(ValueError, match="no comparisons"):
+        fit(TableReward(prompts, 4, 1), ties)
+    for weight in (torch.zeros(6), -torch.ones(6), torch.ones(6, 1), torch.full((6,), math.nan)):
+        with pytest.raises(ValueError, match=r"weight must be \(6,\), at least 0, and not all 0"):
+            fit(TableReward(prompts, 4, 1), pairs._replace(weight=weight))
+    for marks in (torch.tensor([1, -1, 1, -1]), torch.ones(4, 2), torch.full((4,), 0.5)):
+        with pytest.raises(ValueError, match="desirable must be"):
+            mark(prompts.expand(4, -1), responses, marks)
+
+
+def test_a_last_step_into_nowhere_is_noticed():
+    pair = written_pairs(PROMPT, [([0], [1])])
+    with pytest.raises(FloatingPointError, match="update 1"):
+        learn_from_pairs(
+            policy := free_logits(3),
+            policy,
+            pair,
+            partial(dpo, beta=1.0),
+            steps=1,
+            learning_rate=math.nan,
+            optimizer=SGD,
+        )

@@ -65,7 +65,8 @@ def disagreement_with_enumeration(mdp, policy) -> float:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_messages_are_the_posterior_of_all_trajectories(seed):
-    mdp = random_mdp(3, 2, 4, seed=seed)
+    start = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+    mdp = random_mdp(3, 2, 4, seed=seed)._replace(start=start)
     listed, weight = posterior(mdp)
     assert listed.log_prior.exp().sum() == pytest.approx(1, abs=1e-12)
     evidence = BETA * torch.logsumexp(listed.log_prior + listed.rewards / BETA, 0)
@@ -79,7 +80,9 @@ def test_messages_are_the_posterior_of_all_trajectories(seed):
     assert torch.allclose(joint / joint.sum(-1, keepdim=True), dynamics[1], atol=1e-12)
     # posterior policy in the posterior's world is the posterior over trajectories
     policy = posterior_policy(mdp, beta=BETA)
-    believed = evaluate(mdp, policy, beta=BETA, dynamics=dynamics)
+    first = torch.softmax(start.log() + messages(mdp, beta=BETA).value[0] / BETA, -1)  # luck too
+    lucky = mdp._replace(start=first)
+    believed = evaluate(lucky, policy, beta=BETA, dynamics=dynamics)
     earned = float(weight @ listed.rewards)
     assert float(believed.J) == pytest.approx(earned, abs=1e-12)
 
@@ -177,6 +180,38 @@ def test_a_forbidden_action_stays_forbidden():
     for result in (messages(mdp), soft_optimal(mdp)):
         assert (result.policy[:, 0, 1] == 0).all()
         assert bool(torch.isfinite(evaluate(mdp, result.policy).objective))
+    assert bool(torch.isfinite(trajectories(mdp).log_prior).all())  # and is not listed
+
+
+def test_a_token_the_reference_never_writes_stays_unwritten():
+    prompts, policy_ref = TASK.distinct_prompts(), reference(True)
+    with torch.no_grad():
+        policy_ref.table[:, 0, 1] = -torch.inf
+    logp = response_log_probs(policy_ref, prompts).detach()
+    plain = (logp.exp() * all_rewards(policy_ref, prompts, reward_of(True))).sum(-1)
+    tree = mean_values(policy_ref, prompts, reward_of(True), beta=0.5)
+    assert torch.allclose(tree.value[:, 0], plain, atol=1e-12)
+    for made in (tree, soft_values(policy_ref, prompts, reward_of(True), beta=0.5)):
+        assert (made.policy.table[:, 0].softmax(-1)[:, 1] == 0).all()
+
+
+def test_rewards_see_an_ended_response_as_the_exact_functions_write_it():
+    """After the end the end token is repeated: a reward may count tokens to the last place."""
+    prompts, policy_ref = TASK.distinct_prompts(), reference(True)
+
+    def counts_all(x, y):
+        return (y + 0 * x[..., :1]).double().sum(-1)
+
+    tree = soft_values(policy_ref, prompts, counts_all, beta=2.0)
+    assert distance_to_gibbs(tree, policy_ref, prompts, counts_all, 2.0) < 1e-12
+
+
+def test_policies_sum_to_one_however_small_beta_is():
+    mdp = random_mdp(3, 2, 4, seed=0)
+    for beta in (1e-3, 1e-12, 1e-100):
+        for solve in (messages, soft_optimal):
+            total = solve(mdp, beta=beta).policy.sum(-1)
+            assert torch.allclose(total, torch.ones_like(total), rtol=0, atol=1e-12)
 
 
 # --- a language model ---------------------------------------------------------------------------
@@ -248,6 +283,43 @@ def test_scoring_each_token_by_what_it_earns_at_once_is_not_gibbs():
     first = [p.table[0, 0].softmax(-1)[0].item() for p in (myopic, best.policy)]
     assert first[0] == pytest.approx(1 / (1 + math.exp(-5)), abs=1e-9)
     assert first[1] == pytest.approx(0.5, abs=1e-6)
+
+
+def refusals(calls) -> list[str]:
+    """What each call says when it refuses; fails for one that does not."""
+    said = []
+    for call in calls:
+        with pytest.raises((TypeError, ValueError)) as refused:
+            call()
+        said.append(str(refused.value))
+    return said
+
+
+def test_tables_that_are_no_distributions_and_rewards_of_the_wrong_shape_are_refused():
+    mdp, prompts, policy_ref = lottery(), TASK.distinct_prompts(), reference(False)
+    q = torch.zeros(13, 3, dtype=torch.float64)
+    said = refusals(
+        [
+            lambda: evaluate(mdp, 2 * mdp.prior),
+            lambda: evaluate(mdp, torch.tensor([2.0, -1.0]).double().expand(4, 2)),
+            lambda: evaluate(mdp, mdp.prior * math.nan),
+            lambda: evaluate(mdp, mdp.prior, dynamics=2 * mdp.transitions),
+            lambda: messages(mdp._replace(start=2 * mdp.start)),
+            lambda: messages(mdp, beta=1e-320),
+            lambda: messages(mdp, beta=math.inf),
+            lambda: trajectories(mdp).log_probs(mdp, mdp.prior.expand(3, 4, 2)),
+            lambda: tilted_policy(policy_ref, prompts, q * math.nan, beta=1.0),
+            lambda: tilted_policy(policy_ref, prompts, q - math.inf, beta=1.0),
+            lambda: soft_values(policy_ref, prompts, lambda x, y: x[:, 0, 0].double(), beta=1),
+            lambda: soft_values(policy_ref, prompts, lambda x, y: x[:, :, 0].double(), beta=1),
+            lambda: soft_values(policy_ref, prompts, lambda x, y: 1.0, beta=1),
+        ]
+    )
+    named = ["policy must hold"] * 3 + ["dynamics must hold", "MDP.start must hold", "too small"]
+    named += ["beta must be", "policy must be", "q must be", "q must be"] + [
+        "reward must return"
+    ] * 3
+    assert all(name in text for name, text in zip(named, said, strict=True)), said
 
 
 # --- refusals -----------------------------------------------------------------------------------
