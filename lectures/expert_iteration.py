@@ -7,8 +7,8 @@
         steps, exact = run.column("eval/exact")
 
 Each run is `configs/grpo_tiny.yaml` on the same words, with the same group size and learning rate,
-but every reward is 1 for an answer that is exactly right and 0 for any other. A run takes 20 to 40
-CPU seconds.
+but every reward is 1 for an answer that is exactly right and 0 for any other. Three rows, of 20 to
+40 CPU seconds a run:
 
 - successes       fine-tune on the right answers, one update for each batch
 - successes_again the same with four updates for each batch
@@ -17,7 +17,8 @@ CPU seconds.
 A log has the names of `metrics.jsonl`, a line for each evaluation. `tokens` is the mean per step
 since the last one; `reward/exact`, `entropy` and `groups/contrast` are such means too.
 
-Left out: partial credit (that is the run `reference`), and a search for each row's best settings.
+Left out: partial credit (row `rloo` of the experiment `matched` has it), and a search for each
+row's best settings.
 """
 
 import argparse

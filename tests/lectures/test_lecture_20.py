@@ -9,6 +9,7 @@ import io
 import itertools
 import math
 import re
+from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 import pytest
@@ -131,6 +132,18 @@ def test_imitate_is_minus_the_mean_log_probability_of_what_was_right():
     assert loss.item() == pytest.approx(1.5)
     (slope,) = torch.autograd.grad(loss, logp)
     assert slope.tolist() == [[-0.5, -0.5], [0, 0]]
+
+
+def test_a_reward_is_whether_the_answer_is_right(monkeypatch):
+    @dataclass
+    class Drawn:
+        rewards: torch.Tensor
+        correct: torch.Tensor
+
+    drawn = Drawn(torch.tensor([[1.1, 0.7]]), torch.tensor([[1.0, 0.0]]))
+    monkeypatch.setattr(expert_iteration.Training, "draw", lambda run, record: (drawn, {}, []))
+    run = object.__new__(expert_iteration.RightOrWrong)
+    assert run.draw()[0].rewards.tolist() == [[1, 0]]
 
 
 def test_an_unknown_row_is_named():
