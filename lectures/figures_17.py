@@ -158,12 +158,12 @@ def lengths(rows: dict) -> Figure:
                 ha="center", fontsize=8.5,
             )  # fmt: skip
     axis.set_yticks(range(len(rows)), list(rows)[::-1], fontsize=9)
-    axis.set(xlabel="mean length (tokens)", xlim=(1, 5), ylim=(-0.5, len(rows) - 0.3))
+    axis.set(xlabel="mean length (tokens)", xlim=(1, 5), ylim=(-0.5, len(rows) + 0.2))
     handles = [
         plt.Line2D([], [], color=look["color"], marker=look["marker"], linestyle="", label=label)
         for look, label in ((CHOSEN, "right answers"), (REJECTED, "wrong answers"))
     ]
-    axis.legend(handles=handles, fontsize=8.5, loc="upper center", ncols=2)
+    axis.legend(handles=handles, fontsize=8.5, loc="upper right", ncols=2)
     axis.grid(axis="y", visible=False)
     return figure
 
