@@ -38,6 +38,8 @@ LECTURES = {
     "13": "13_experiments",
     "14": "14_off_policy_correction",
     "15": "15_systems_and_agents",
+    "16": "16_rewards",
+    "17": "17_preferences",
 }
 STATEMENT = "the statement"  # "the statement, [PREF-2]": explained in the homework's own text
 RESULTS = {  # what a question may ask for -> is this dtype accepted?
