@@ -103,7 +103,7 @@ def front(points, chosen, gated) -> Figure:
     gated  : (2,) what "at most three tokens, then quality" picks
     """
     points, chosen, gated = (np.asarray(x, dtype=float) for x in (points, chosen, gated))
-    figure, axis = plt.subplots(figsize=(6.0, 3.4))
+    figure, axis = plt.subplots(figsize=(7.4, 3.3))
     axis.axvspan(0.7, 3.5, color=WRONG_SIDE, zorder=0, linewidth=0)
     axis.text(0.8, 4.15, "allowed by the gate", fontsize=9, color="#7a4a36")
     axis.plot(-points[:, 1], points[:, 0], "o", color=FAINT, markersize=4, label="all answers")
@@ -119,5 +119,5 @@ def front(points, chosen, gated) -> Figure:
     axis.plot(-gated[1], gated[0], "*", color=style("right")["color"], markersize=15, label="gate")
     axis.set(xlabel="tokens", ylabel="quality (points)", xlim=(0.7, 5.3), ylim=(-0.3, 4.6))
     axis.set_xticks(range(1, 6))
-    axis.legend(loc="lower right", fontsize=9)
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=9)
     return figure
