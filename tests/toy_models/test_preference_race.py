@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from toy_models import preference_race
-from toy_models.preference_race import GROUP, METHODS, UPDATES, matched_budget
+from toy_models.exact import exact_kl
+from toy_models.preference_race import GROUP, METHODS, UPDATES, Setting, matched_budget
+from toy_models.preferences import FeatureReward
 from toy_models.race import TASKS
 
 RATES = {"ppo": 0.1, "grpo": 0.1, "reward model": 0.1, "dpo": 0.4, "online dpo": 0.1}
@@ -93,8 +95,60 @@ def test_the_rate_is_the_best_of_the_grid_on_other_seeds(monkeypatch):
     monkeypatch.setattr(preference_race, "METHODS", {"mine": remembers})
     result = matched_budget(methods=["mine"], **SMALL)
     assert result.rates == {"mine": 0.2}
+    task = TASKS["easy"]
+    start, moved = task.policy(), task.policy()
+    with torch.no_grad():
+        moved.table += towards_the_answer(Setting(task, 2, 1.0, 0.1), moved)
+    kl = exact_kl(moved, start, task.prompts).item()
+    assert result.kl["mine"].tolist() == pytest.approx([kl, kl])
     assert asked[-2:] == [(0.2, 0), (0.2, 1)]
     assert {seed for _, seed in asked[:-2]} == {100, 101}
+
+
+def test_every_method_gets_its_own_seed_rate_scale_and_beta(monkeypatch):
+    calls = []
+
+    def spied(name):
+        function = getattr(preference_race, name)
+
+        def spy(*args, **kwargs):
+            calls.append((name, args, kwargs))
+            return function(*args, **kwargs)
+
+        return spy
+
+    names = ("train", "sample_comparisons", "learn_from_pairs", "online_dpo", "FeatureReward")
+    for name in names:
+        monkeypatch.setattr(preference_race, name, spied(name))
+    setting = Setting(TASKS["easy"], 1, 0.5, 0.3)
+    used = {}
+    for method, run in METHODS.items():
+        calls.clear()
+        run(setting.task.policy(), setting, 0.07, 11)
+        used[method] = [name for name, _, _ in calls]
+        for name, args, given in calls:
+            assert given["seed"] == 11
+            if name in ("train", "learn_from_pairs", "online_dpo"):
+                assert given["learning_rate"] == 0.07
+            if name in ("sample_comparisons", "online_dpo"):
+                assert given["scale"] == 0.5
+            if name == "learn_from_pairs":
+                assert args[3].keywords == {"beta": 0.3}
+            if name == "online_dpo":
+                assert given["beta"] == 0.3
+                assert given["refresh"] is (method == "iterative dpo")
+            if name == "train":
+                assert args[3] == ("ppo" if method == "ppo" else "grpo")
+                assert (given["critic"] is None) is (method != "ppo")
+                assert isinstance(args[2], FeatureReward) is (method == "reward model")
+    assert used == {
+        "ppo": ["train"],
+        "grpo": ["train"],
+        "reward model": ["sample_comparisons", "FeatureReward", "train"],
+        "dpo": ["sample_comparisons", "learn_from_pairs"],
+        "online dpo": ["online_dpo"],
+        "iterative dpo": ["online_dpo"],
+    }
 
 
 @pytest.mark.parametrize(

@@ -493,7 +493,7 @@ def test_dpo_learns_from_sampled_pairs_and_mixed_rows_do_not(monkeypatch):
 def test_one_round_online_is_offline():
     start = random_policy(SOME)
     online, offline = copy.deepcopy(start), copy.deepcopy(start)
-    settings = {"pairs": 40, "seed": 5}
+    settings = {"pairs": 40, "seed": 5, "scale": 3.0}
     history = online_dpo(
         online,
         SOME,
@@ -705,3 +705,89 @@ def test_a_last_step_into_nowhere_is_noticed():
             learning_rate=math.nan,
             optimizer=SGD,
         )
+
+
+def test_a_reward_model_pays_for_its_weights_and_equal_rewards_count_one_half():
+    pair = written_pairs(PROMPT, [([0], [1])])
+    model = TableReward(PROMPT[None], 2, 1).double()
+    assert ranking_accuracy(model, pair) == 0.5
+    fit_reward_model(model, pair, steps=300, learning_rate=0.05, weight_decay=0.1)
+    won, lost = model.table[0].tolist()
+    assert won == pytest.approx(-lost)
+    assert 0.1 * won == pytest.approx(1 / (1 + math.exp(won - lost)), abs=1e-4)  # stationary
+
+
+def test_updates_are_single_steps_on_rows_that_stay_together():
+    def apart(chosen, rejected, chosen_ref, rejected_ref):
+        return rejected - chosen  # on free logits: the same gradient at every step
+
+    policy, pair = TabularPolicy(3, 1).double(), written_pairs(PROMPT, [([0], [1])])
+    settings = {"steps": 5, "learning_rate": 0.1, "optimizer": SGD, "record_every": 2}
+    history = learn_from_pairs(policy, policy, pair, apart, **settings)
+    assert [r.step for r in history.records] == [0, 2, 4, 5]
+    assert history["margin"] == pytest.approx([0.0, 0.4, 0.8, 1.0])
+
+    def at_the_reference(chosen, rejected, chosen_ref, rejected_ref):
+        assert torch.equal(chosen, chosen_ref)
+        assert torch.equal(rejected, rejected_ref)
+        return dpo(chosen, rejected, chosen_ref, rejected_ref, beta=1.0)
+
+    policy = random_policy(SOME)
+    pairs = sample_comparisons(policy, SOME, TASK.reward, pairs=30, seed=0)
+    settings = {"steps": 3, "learning_rate": 0.0, "batch": 7}
+    learn_from_pairs(policy, policy, pairs, at_the_reference, **settings)
+    deal = preferences._deal(10, 4, dice())
+    first, second = (torch.cat([next(deal) for _ in range(3)]) for _ in range(2))
+    assert first.sort().values.tolist() == second.sort().values.tolist() == list(range(10))
+    assert not torch.equal(first, second)
+
+
+def test_the_columns_of_marked_responses_are_means_of_their_kind():
+    policy = free_logits(3)
+    labels = mark(PROMPT.expand(3, 1), torch.tensor([[0], [1], [2]]), torch.tensor([1, 0, 0]))
+    before = response_log_probs(policy, PROMPT)[0].tolist()
+    loss = partial(kto, beta=0.5)
+    history = learn_from_pairs(policy, policy, labels, loss, steps=3, learning_rate=0.1)
+    after = response_log_probs(policy, PROMPT)[0].tolist()
+    gains = [b - a for a, b in zip(before, after, strict=True)]
+    assert history.final.chosen == pytest.approx(after[0])
+    assert history.final.rejected == pytest.approx((after[1] + after[2]) / 2)
+    assert history.final.margin == pytest.approx(gains[0] - (gains[1] + gains[2]) / 2)
+
+
+@pytest.mark.parametrize("refresh", [False, True])
+def test_every_knob_of_online_dpo_is_used(monkeypatch, refresh):
+    rows = []
+
+    def counted(*four, beta):
+        rows.append((len(four[0]), beta, bool(torch.equal(four[0], four[2]))))
+        return dpo(*four, beta=beta)
+
+    def judge(prompts, responses):  # a judge who prefers what is wrong
+        return -position_match_reward(prompts, responses)
+
+    monkeypatch.setattr(preferences, "dpo", counted)
+    policy, start = random_policy(SOME), random_policy(SOME)
+    history = online_dpo(
+        policy,
+        SOME,
+        judge,
+        rounds=5,
+        pairs=40,
+        updates=2,
+        batch=5,
+        learning_rate=0.1,
+        beta=0.7,
+        scale=math.inf,
+        refresh=refresh,
+        true_reward=position_match_reward,
+        record_every=2,
+    )
+    assert [r.step for r in history.records] == [0, 4, 8, 10]
+    true = [expected_reward(p, SOME, position_match_reward).item() for p in (start, policy)]
+    assert [history["objective"][0], history.final.objective] == pytest.approx(true)
+    assert true[1] < true[0] - 0.1
+    assert history.final.kl == pytest.approx(exact_kl(policy, start, SOME).item())
+    assert (history["margin"][1] == 0) is refresh  # a round starts at its reference, or not
+    assert {beta for _, beta, _ in rows} == {0.7}
+    assert sum(count == 5 for count, _, _ in rows) == 10
