@@ -146,11 +146,9 @@ class BestOfN(LectureWidget):
         {"n": 1},
         {"n": 64, "judge": "coin", "error": 1},
         {"n": 16, "skill": 3, "beta": 0.05},
-        {"n": 16, "reward": "binary", "beta": 10},
         {"n": 8, "skill": 4, "reward": "binary", "judge": "coin", "error": 0.5},
         {"n": 37, "skill": 0, "judge": "coin", "error": 3},
         {"n": 8, "skill": 2, "judge": "partial", "beta": 0.3},
-        {"n": 64, "skill": 4, "judge": "rule", "beta": 1},
         {"n": 2, "skill": 0, "reward": "binary", "beta": 0.05},
     ]
     still_height = 568

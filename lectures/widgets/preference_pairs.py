@@ -141,7 +141,6 @@ class PreferencePairs(LectureWidget):
         {"pairs": "overlap", "loss": "ipo", "steps": 400},
         {"pairs": "shared", "loss": "ipo", "strength": 0.05, "steps": 400},
         {"steps": 0},
-        {"pairs": "one", "strength": 0.05, "steps": 400},
         {"pairs": "shared", "strength": 1, "steps": 1},
         {"pairs": "split", "loss": "ipo", "strength": 1, "steps": 30},
     ]
