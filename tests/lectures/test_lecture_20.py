@@ -16,13 +16,14 @@ import pytest
 import torch
 
 from lectures import expert_iteration, figures_20
+from lectures.widgets import BestOfN
 from llm_trainer.evaluate import pass_at_k
 from policy_gradients import leave_one_out
 from toy_models import exact, planning
 from toy_models.sorting import is_sorted
 
 LECTURE = "20_control_as_inference_and_planning"
-USED = ["setup", "setup-answers", "law"]
+USED = ["setup", "law"]
 
 
 def said_by(code, names):
@@ -178,6 +179,18 @@ def test_exercise_3_refutes_in_ten_lines(lecture):
     code = lecture.solution("exercise-3")
     assert len(code.strip().splitlines()) <= 11
     assert said_by(code, lecture.names).count("formula") == 3
+
+
+def test_answers_beside_the_widget(lecture):
+    told = lecture.text("widget-after")
+    most = BestOfN(n=64, reward="binary", judge="rule").numbers["kl"]
+    assert "-\\log p=2.97" in told
+    assert most["chosen"] < most["top"] == pytest.approx(2.97, abs=5e-3)
+    assert "the formula says 3.17" in told
+    assert most["bound"] == pytest.approx(3.17, abs=5e-3)
+    noisy = BestOfN(n=64, judge="coin", error=1).numbers
+    assert "a point too high" in told
+    assert noisy["says"] - noisy["J"]["chosen"] == pytest.approx(1, abs=0.01)
 
 
 def test_noise_of_both_estimators_at_a_low_pass_rate(lecture):
