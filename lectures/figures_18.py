@@ -20,6 +20,7 @@ from policy_gradients import leave_one_out
 from toy_models.finite_mdp import FiniteMDP, greedy, learn_table, policy_return, sorter_tree
 from toy_models.policies import AutoregressivePolicy
 from toy_models.sorting import sorted_reward
+from toy_models.value_based import QNetwork, observe
 
 LOOKS = {  # name: (colour, line, marker)
     "Q-learning": ("#332288", "-", "o"),
@@ -33,9 +34,6 @@ LOOKS = {  # name: (colour, line, marker)
     "without replay": ("#E69F00", "--", "s"),
     "without frozen target": ("#882255", "-.", "X"),
     "without exploration": ("#777777", ":", "v"),
-    "Double": ("#D55E00", "--", "^"),
-    "Dueling": ("#009E73", "-.", "D"),
-    "PER": ("#CC79A7", ":", "P"),
     "right": ("#117733", "-", "o"),
     "end forgotten": ("#882255", "--", "X"),
 }
@@ -304,3 +302,27 @@ def answers_needed(sizes: list[int], *, seeds: range, budget: int) -> dict[str, 
                 count = reinforce_until(process, policy, seed, budget)
                 needed.setdefault(f"REINFORCE, {start}", []).append(count)
     return {name: torch.tensor(x).view(len(sizes), -1).double() for name, x in needed.items()}
+
+
+def untried(network: QNetwork, prompts: Tensor, asked: Tensor, answers: Tensor) -> float:
+    """Share of a network's greedy answers with a token that the log never has at that prefix.
+
+    prompts : (prompts, L) to answer   asked, answers : (n, L) the log
+    """
+    length, vocab = prompts.shape[1], network.actions
+    log = {
+        (*x, *y[: k + 1])
+        for x, y in zip(asked.tolist(), answers.tolist(), strict=True)
+        for k in range(length)
+    }
+    runs = network.weights[0].shape[0]
+    written = torch.full((runs, len(prompts), length), vocab)
+    for t in range(length):
+        seen = torch.stack([observe(prompts, prefix, vocab) for prefix in written])
+        written[..., t] = network(seen).detach().argmax(-1)
+    left = [
+        (*x, *y) not in log
+        for greedy_answers in written.tolist()
+        for x, y in zip(prompts.tolist(), greedy_answers, strict=True)
+    ]
+    return sum(left) / len(left)

@@ -84,3 +84,19 @@ def test_pictures_draw_what_they_get():
     shares = {"Q-learning": np.linspace(0, 1, 50)}
     assert draw.doors(shares, 0.01).axes[0].get_lines()[0].get_ydata()[-1] == 1
     plt.close("all")
+
+
+def test_untried_sees_what_the_log_never_had():
+    class Ones:
+        """Always prefers token 1."""
+
+        actions, weights = 2, [torch.zeros(1, 1, 1)]
+
+        def __call__(self, seen):
+            return torch.tensor([0.0, 1.0]).expand(*seen.shape[:2], 2)
+
+    prompts = torch.tensor([[0, 1], [1, 0]])
+    whole, half = torch.tensor([[1, 1], [1, 1]]), torch.tensor([[1, 0], [1, 1]])
+    assert draw.untried(Ones(), prompts, prompts, whole) == 0
+    assert draw.untried(Ones(), prompts, prompts, half) == 0.5
+    assert draw.untried(Ones(), prompts, prompts[:1], whole[:1]) == 0.5
