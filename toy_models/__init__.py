@@ -20,9 +20,11 @@
     soft_control.py    control as inference: messages, their cure, Gibbs on a tree of tokens
     planning.py   search with a known score: shooting, cross-entropy, best-of-n, beams, trees
     finite_mdp.py   exact action values of a finite process, and tables that learn them
+    sorting_env.py  the sorting task as a gymnasium environment, a token per step
     value_based.py  deep Q-learning: DQN, Double, Dueling, prioritised replay
     linear_quadratic.py    a task with continuous actions and closed-form answers
     continuous_control.py  DDPG, TD3 and SAC: one agent, a few switches
+    state_distributions.py discounted, average-reward and finite-horizon forms of the theorem
 
     task = SortingTask(vocab_size=3, length=3)
     policy = PositionalPolicy(3, 3, seed=0)
