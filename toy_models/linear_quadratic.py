@@ -96,10 +96,8 @@ class LinearQuadraticProblem:
         """
         d = self.discount if discount is None else discount
         shrink = d * (self.A - self.B * gain) ** 2
-        if shrink >= 1:
-            raise ValueError(
-                f"gain {float(gain):g}: discount (A - B gain)² = {float(shrink):g} ≥ 1"
-            )
+        if (torch.as_tensor(shrink) >= 1).any():
+            raise ValueError(f"gain {gain}: discount (A - B gain)² = {shrink} is not below 1")
         P = (self.q + self.c * gain**2) / (1 - shrink)
         per_step = d * P * self.noise**2 + (self.c + d * self.B**2 * P) * std**2
         return P, per_step / (1 - d)
@@ -108,6 +106,17 @@ class LinearQuadraticProblem:
         """Expected discounted reward from the start states, points; differentiable."""
         P, offset = self.worth(gain, std)
         return -P * self.start**2 / 3 - offset
+
+    def action_value(self, s, a, gain):
+        """Q(s, a), points: act once as you like, then follow a = -gain s; differentiable."""
+        P, offset = self.worth(gain)
+        after = (self.A * s + self.B * a) ** 2 + self.noise**2
+        return -(self.q * s**2 + self.c * a**2) - self.discount * (P * after + offset)
+
+    def gain_of(self, act: Callable[[Tensor], Tensor]) -> Tensor:
+        """(seeds,) least-squares gain of actions act((n, 1)) -> (seeds, n, 1) on -1 ≤ s ≤ 1."""
+        s = torch.linspace(-1, 1, 21, dtype=DTYPE)[:, None]
+        return -(act(s)[..., 0] @ s[:, 0]) / s.square().sum()
 
     def visits(self, gain: float, std: float = 0.0) -> float:
         """sum_t discount^t E[s_t²]: the second moment of the (unnormalised) visited states."""

@@ -24,10 +24,6 @@ def learn(method, *, seeds=3, steps=1200, **options):
     return learn_continuous(LinearQuadratic, method, seeds=range(seeds), steps=steps, **options)
 
 
-def gain_of(runs):
-    return -(runs.act(PROBE)[..., 0] @ PROBE[:, 0]) / PROBE.square().sum()
-
-
 # --- the pieces ---------------------------------------------------------------------------------
 
 
@@ -110,7 +106,7 @@ def learned():
 def test_each_learns_the_optimal_controller(learned, name):
     runs = learned[name]
     assert LQ.score(runs.act).min() > 0.85
-    assert (gain_of(runs) - LQ.solve().gain).abs().max() < 0.15
+    assert (LQ.gain_of(runs.act) - LQ.solve().gain).abs().max() < 0.15
 
 
 def test_sac_finds_the_optimal_noise_and_temperature(learned):
@@ -182,7 +178,7 @@ def test_planted_truncation_taken_for_an_end_shortens_the_future(monkeypatch):
             return s, r, terminated or truncated, truncated, info
 
     runs = learn_continuous(partial(Cut, limit=1), DDPG, seeds=range(2), steps=500)
-    assert gain_of(runs).abs().max() < 0.1  # one step ahead there is nothing to steer for
+    assert LQ.gain_of(runs.act).abs().max() < 0.1  # one step ahead there is nothing to steer for
 
 
 def test_planted_sign_of_the_temperature_loss(monkeypatch):

@@ -68,6 +68,15 @@ def test_score_is_one_for_the_best_and_zero_for_nothing():
     assert 0 < between < 1
 
 
+def test_action_values_agree_with_values_and_gains_are_read_off():
+    gains = torch.tensor([0.2, 0.9], dtype=DTYPE)
+    s = torch.tensor([-1.0, 0.5], dtype=DTYPE)
+    P, offset = LQ.worth(gains)
+    assert torch.allclose(LQ.action_value(s, -gains * s, gains), -P * s**2 - offset, atol=1e-12)
+    found = LQ.gain_of(lambda s: -gains[:, None, None] * s)
+    assert torch.allclose(found, gains, atol=1e-12)
+
+
 def test_impossible_arguments_are_named():
     with pytest.raises(ValueError, match="alpha must be ≥ 0"):
         LQ.solve(-1.0)
