@@ -42,7 +42,7 @@ def tanh_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor, *, bound: float 
     Formula : u = mean + std · noise, action = bound tanh(u), and by the change of variables
               logp = log Normal(u) - sum log|da/du| with da/du = bound (1 - tanh² u), whose log is
               log bound + 2 (log 2 - u - softplus(-2u)): finite where 1 - tanh² rounds to 0.
-    Haarnoja et al. 2018 (arXiv 1801.01290), appendix C [MAX-10]. Leaves out: action ranges that
+    Haarnoja et al. 2018 (arXiv 1801.01290), appendix C [MAX-11]. Leaves out: action ranges that
     are not symmetric.
     """
     if mean.shape != log_std.shape or mean.shape != noise.shape:
@@ -59,7 +59,7 @@ def tanh_gaussian(mean: Tensor, log_std: Tensor, noise: Tensor, *, bound: float 
 
 
 def td_target(reward: Tensor, terminated: Tensor, next_value: Tensor, gamma: float) -> Tensor:
-    """reward + gamma next_value, and only the reward where the episode is over [MAX-4].
+    """reward + gamma next_value, and only the reward where the episode is over [MAX-5].
 
     reward, terminated, next_value : one shape; truncated is not terminated: the value goes on.
     Raises ValueError for shapes that differ or a gamma outside [0, 1].
@@ -75,7 +75,7 @@ def td_target(reward: Tensor, terminated: Tensor, next_value: Tensor, gamma: flo
 
 
 def soft_update(targets: Sequence[Tensor], sources: Sequence[Tensor], tau: float) -> None:
-    """target <- (1 - tau) target + tau source, in place [MAX-5]; tau = 1 copies."""
+    """target <- (1 - tau) target + tau source, in place [MAX-6]; tau = 1 copies."""
     if not 0 <= tau <= 1:
         raise ValueError(f"tau must lie in [0, 1], got {tau}")
     if len(targets) != len(sources):
@@ -85,7 +85,7 @@ def soft_update(targets: Sequence[Tensor], sources: Sequence[Tensor], tau: float
 
 
 def temperature_loss(log_alpha: Tensor, logp: Tensor, target_entropy: float) -> Tensor:
-    """alpha (entropy - target), with the entropy estimated by -logp; to be minimised [MAX-11].
+    """alpha (entropy - target), with the entropy estimated by -logp; to be minimised [MAX-12].
 
     log_alpha : (...)      logp : (..., batch) nats of sampled actions; a constant here
     returns   : (...) Its gradient raises alpha while the entropy lies below the target.
@@ -282,7 +282,7 @@ def learn_continuous(
 
 
 def _critic_step(runs: Runs, optimizer, batch: tuple[Tensor, ...], gamma: float) -> None:
-    """Move every critic towards the target [MAX-4]: mean over the batch, sum over the rest."""
+    """Move every critic towards the target [MAX-5]: mean over the batch, sum over the rest."""
     s, a, r, after, terminated = batch
     value = _next_value(runs, after, runs.randn(after.shape[1], runs.actions))
     target = td_target(r[..., 0], terminated[..., 0], value, gamma)  # (seeds, batch)
@@ -291,7 +291,7 @@ def _critic_step(runs: Runs, optimizer, batch: tuple[Tensor, ...], gamma: float)
 
 
 def _next_value(runs: Runs, after: Tensor, noise: Tensor) -> Tensor:
-    """What the target networks say about the policy's own action there [MAX-6], [MAX-9]."""
+    """What the target networks say about the policy's own action there [MAX-7], [MAX-9]."""
     m = runs.method
     with torch.no_grad():
         a, logp = runs.policy(after, runs.actor if m.stochastic else runs.actor_target, noise)
@@ -302,7 +302,7 @@ def _next_value(runs: Runs, after: Tensor, noise: Tensor) -> Tensor:
 
 
 def _actor_step(runs: Runs, optimizer, alpha_optimizer, s: Tensor) -> None:
-    """Move the actor along the critic's slope [MAX-3], [MAX-12], and the temperature [MAX-11]."""
+    """Move the actor along the critic's slope [MAX-3], [MAX-10], and the temperature [MAX-12]."""
     m = runs.method
     a, logp = runs.policy(s, runs.actor, runs.randn(m.batch, runs.actions))
     q = _q(runs.critic, s, a)
