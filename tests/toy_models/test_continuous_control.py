@@ -258,18 +258,19 @@ def test_environments_that_do_not_fit_are_refused():
 # --- a task without a closed form ---------------------------------------------------------------
 
 
-@pytest.mark.slow  # 4,000 steps of two pendulums: 13 CPU seconds
+@pytest.mark.slow  # 4,000 steps of four pendulums: 15 CPU seconds
 def test_sac_swings_up_the_pendulum():
-    """Doing nothing earns about -1,200 on average, a good controller about -150."""
+    """Doing nothing earns about -1,200, a good controller about -150; most seeds find one."""
     method = replace(SAC, target_entropy=-0.3, hidden=64, lr=3e-3, tau=0.02)
     make = partial(gym.make, "Pendulum-v1")
-    runs = learn_continuous(make, method, seeds=range(2), steps=4000, gamma=0.97)
-    env, totals = make(), torch.zeros(2)
+    runs = learn_continuous(make, method, seeds=range(4), steps=4000, gamma=0.97)
+    env, totals = make(), torch.zeros(4)
     for episode in range(5):
-        for seed in range(2):
+        for seed in range(4):
             s, _ = env.reset(seed=1000 + episode)
             for _ in range(200):
                 push = runs.act(torch.tensor(s, dtype=DTYPE)[None])[seed, 0].numpy()
                 s, reward, *_ = env.step(push)
                 totals[seed] += reward / 5
-    assert totals.min() > -400
+    assert (totals > -250).sum() >= 2
+    assert totals.median() > -400
