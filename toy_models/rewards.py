@@ -34,6 +34,8 @@ def multiset_ordering_reward(prompts: Tensor, responses: Tensor) -> Tensor:
 
     Formula: k + 1[k = L] * (neighbours in order), k = sum_v min(count of v in x, count of v in y):
     every number counts as often as it is asked for, and order pays only once the content is whole.
+    The count makes the maximum unique; the gate 1[k = L] only takes the points for order away from
+    answers written without looking, and makes some wrong answers harder to leave.
 
     prompts, responses : (..., L) integer, not negative; the leading axes broadcast
     returns            : (...) torch's default floating dtype, 0 .. 2L-1
@@ -155,8 +157,9 @@ def rollout_values(
     """Value of every prefix of every response, by playing each one to its end `samples` times.
 
     returns : (responses, length + 1) points, laid out like `exact.prefix_values`, which is its
-              expectation; the last column is the reward itself. So are labels for process reward
-              models made without people (Wang et al. 2023, Math-Shepherd, arXiv 2312.08935).
+              expectation; the last column is the reward itself. So are the soft labels for process
+              reward models made without people (Wang et al. 2023, Math-Shepherd, arXiv 2312.08935;
+              their hard labels ask whether any attempt is right).
     Raises ValueError for several prompts or no samples.
     """
     if not isinstance(samples, int) or samples < 1:
@@ -192,14 +195,16 @@ def shaped(
     gamma: float = 1.0,
     terminal: float | Tensor = 0.0,
 ) -> Tensor:
-    """Rewards plus gamma * Phi(s') - Phi(s), the one kind of bonus that moves no optimum [RW-7].
+    """Rewards plus gamma * Phi(s') - Phi(s): the bonus that is safe whatever the task is [RW-7].
 
     rewards    : (batch, time) points, on the tokens
     potentials : (batch, time) points, Phi of the state *before* each token
     mask       : (batch, time), 1 up to and including the end token; default all ones
     terminal   : Phi of the end, one number or (batch,). With 0 every policy's J changes by
-                 -Phi(start) and by nothing else (Ng, Harada, Russell 1999, theorem 1); what differs
-                 between answers is a second reward (the knob exists to show that)
+                 -Phi(start) and by nothing else; only this form is safe for all tasks, on a given
+                 one others may be (Ng, Harada, Russell 1999, theorem 1). gamma^T terminal, where it
+                 differs between answers, is a second reward (the knob exists to show that; with
+                 gamma < 1 a constant pays for the length)
     returns    : (batch, time) points, 0 where the mask is 0
     Raises ValueError for unequal shapes or a gamma outside [0, 1].
     """
@@ -279,7 +284,8 @@ def maximum_entropy_irl(
     shown    : (responses,) distribution of the demonstrations (exact, or counted)
     returns  : (k,) nats per unit of each feature, so reward / beta. A feature that is constant, or
                a sum of others, cannot be identified: its direction stays at 0.
-    Raises ValueError for a `shown` that is no distribution.
+    Raises ValueError for a `shown` that is no distribution, and where no finite weights are best
+    (an expert that always maximises some feature: E_shown[f] on the edge of what ref can write).
     """
     if bool((shown < 0).any()) or not math.isclose(shown.sum().item(), 1, abs_tol=1e-6):
         raise ValueError(f"shown must be a distribution, got sum {shown.sum().item():g}")
@@ -290,4 +296,9 @@ def maximum_entropy_irl(
         hessian = centered.T @ (probs[:, None] * centered)
         step = torch.linalg.pinv(hessian, hermitian=True) @ (shown @ centered)
         weights = weights + step / max(1.0, step.norm().item())  # far out Newton overshoots
+    if step.norm() > 1e-6 * (1 + weights.norm()):
+        raise ValueError(
+            f"no finite weights in {steps} steps, they are still growing: {weights.tolist()}; "
+            "the shown features are as extreme as the reference can write: mix in other answers"
+        )
     return weights

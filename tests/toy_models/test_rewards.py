@@ -69,14 +69,15 @@ def test_the_rule_counts_by_hand():
         assert points[i, j] == k + (order if k == 3 else 0)
 
 
-def test_order_without_content_is_a_hole_the_audit_sees():
-    """Paying for order at once gives a blind answer two points of five, though not a false best."""
+def test_order_without_content_pays_a_blind_answer_though_the_audit_is_content():
+    """Counting repairs the old rule; the gate only takes a blind answer's two points of five."""
 
     def careless(prompts, responses):
         whole = rewards.multiset_ordering_reward(prompts, responses)
         order = (responses.diff(dim=-1) >= 0).sum(-1)
         return torch.where(whole < 3, whole + order, whole)  # k + order, k = L included
 
+    assert rewards.audit(careless) == (27, 27, 1, 6 / 27)
     every = all_sequences(3, 3)
     blind = torch.zeros(1, 3, dtype=torch.long)
     assert careless(every, blind).min() >= 2
@@ -128,9 +129,8 @@ def test_potential_shaping_moves_every_objective_by_the_same_constant(tree, answ
     table = torch.randn(tree.prefixes.count, generator=dice, dtype=torch.float64)
     potential = table[tree.state_ids(answers)]  # any function of the state
     mask = tree.mask(answers)
-    plain = torch.zeros(answers.shape, dtype=torch.float64)
-    plain[:, -1] = 0
-    bonus = rewards.shaped(plain, potential, mask)
+    plain = torch.randn(answers.shape, generator=dice, dtype=torch.float64) * mask
+    bonus = rewards.shaped(plain, potential, mask) - plain
     assert (bonus.sum(-1) + table[0]).abs().max() < 1e-12
     for seed in range(3):
         tree_2 = AutoregressivePolicy(4, 5, eos_id=3).double()
@@ -171,6 +171,10 @@ def test_a_potential_at_the_end_and_a_bonus_never_taken_back_move_the_optimum(tr
     assert base[(base + leaking).argmax()] == 0
     constant = rewards.shaped(nothing, written, mask, terminal=7.0).sum(-1)
     assert torch.equal(constant, torch.full_like(constant, 7.0))  # the same for all: harmless
+    short = rewards.shaped(nothing, written, mask, gamma=0.9, terminal=7.0)
+    discounted = short @ 0.9 ** torch.arange(5, dtype=torch.float64)
+    assert torch.allclose(discounted, 7 * 0.9 ** mask.sum(1).double())  # pays for ending early
+    assert (answers[(base + discounted).argmax()] == 3).all()  # the empty answer is best
 
 
 def test_values_as_potential_pay_the_exact_advantage(tree, answers):
@@ -241,6 +245,8 @@ def test_standardising_each_keeps_apart_what_standardising_the_sum_merges():
     assert torch.allclose(merged[0], merged[1])  # the classic bug: the sum is standardised
     apart = [rewards.standardized_sum(r) for r in (one, both)]
     assert torch.allclose(2 * apart[0], apart[1], atol=1e-3)
+    weighted = rewards.standardized_sum(both, [2.0, -0.5])
+    assert torch.allclose(weighted, 1.5 * apart[0], atol=1e-3)
     with pytest.raises(ValueError, match="one weight per objective"):
         rewards.standardized_sum(one, [1.0])
 
@@ -261,6 +267,10 @@ def test_maximum_entropy_irl_recovers_the_reward_from_exact_demonstrations(tree,
     assert torch.allclose(
         twice @ rewards.maximum_entropy_irl(twice, log_ref, shown), features @ truth, atol=1e-8
     )
+    with pytest.raises(ValueError, match="no finite weights"):  # an expert that never errs
+        rewards.maximum_entropy_irl(
+            features, log_ref, torch.eye(len(answers)).double()[features[:, 1].argmax()]
+        )
     forgotten = rewards.maximum_entropy_irl(features, torch.zeros_like(log_ref), shown)
     assert (forgotten - truth).abs().max() > 0.05  # the bug: the reference left out
 

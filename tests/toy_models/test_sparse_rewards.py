@@ -19,15 +19,17 @@ def run(name, seed):
     return sparse_rewards.seek(sparse_rewards.Sorter(5), length=6, updates=200, seed=seed, **knobs)
 
 
-def test_the_remedies_reach_what_the_bare_reward_does_not():
-    ends = {
-        name: [run(name, seed)[-1] for seed in range(3)]
+def test_the_remedies_are_certain_and_early_where_the_bare_reward_waits_for_luck():
+    rates = {
+        name: [run(name, seed) for seed in range(3)]
         for name in ("bare", "curriculum", "hindsight", "novelty", "partial")
     }
     for name in ("curriculum", "hindsight", "novelty"):
-        assert min(ends[name]) > 0.9, ends
-    assert min(ends["partial"]) > 0.15
-    assert min(ends["bare"]) < 0.9
+        assert min(rate[-1] for rate in rates[name]) > 0.9
+    # partial credit is fast, but a run may stop where one number is never written: (4/5)^6 = .26
+    assert all(rate[-1] > 0.9 or abs(rate[-1] - 0.8**6) < 0.1 for rate in rates["partial"])
+    assert min(rate[80] for rate in rates["hindsight"]) > 0.8
+    assert max(rate[80] for rate in rates["bare"]) < 0.2
 
 
 def test_hindsight_of_unordered_answers_teaches_nonsense(monkeypatch):
