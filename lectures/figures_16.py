@@ -13,6 +13,7 @@ from lectures.figures import FAINT, INK, WRONG_SIDE, style
 WEARS = {
     "inclusion and order": "wrong",
     "multiset, then order": "right",
+    "multiset and order": "second",
     "position match": "first",
     "40 comparisons": "wrong",
     "100 comparisons": "second",
@@ -44,7 +45,7 @@ def reward_and_truth(runs: dict[str, np.ndarray], slack: dict[str, float]) -> Fi
             )
     axis.set(xlabel="mean reward / its maximum", ylabel="right answers", ylim=(0, 1.05))
     axis.set_xlim(0.84, 1.005)
-    axis.legend(loc="lower left")
+    axis.legend(loc="lower right")
     return figure
 
 
@@ -96,16 +97,19 @@ def rare(rates: dict[str, np.ndarray]) -> Figure:
     return figure
 
 
-def front(points, chosen, gated) -> Figure:
-    """Every answer as (tokens saved, quality); the Pareto front, and what two recipes pick.
+def front(points, best, chosen, gated) -> Figure:
+    """Every answer as (tokens, quality); the Pareto front, and what two recipes pick.
 
-    points : (answers, 2) quality, −tokens    chosen : (n, 2) what some weighted sum picks
+    points : (answers, 2) quality, −tokens    best : (n, 2) the Pareto front
+    chosen : (n, 2) what some weighted sum picks
     gated  : (2,) what "at most three tokens, then quality" picks
     """
-    points, chosen, gated = (np.asarray(x, dtype=float) for x in (points, chosen, gated))
+    points, best, chosen, gated = (
+        np.asarray(x, dtype=float) for x in (points, best, chosen, gated)
+    )
     figure, axis = plt.subplots(figsize=(7.4, 3.3))
-    axis.axvspan(0.7, 3.5, color=WRONG_SIDE, zorder=0, linewidth=0)
-    axis.text(0.8, 4.15, "allowed by the gate", fontsize=9, color="#7a4a36")
+    axis.axvspan(3.5, 5.3, color=WRONG_SIDE, zorder=0, linewidth=0)
+    axis.text(3.6, 4.3, "forbidden by the gate", fontsize=9, color="#7a4a36")
     axis.plot(-points[:, 1], points[:, 0], "o", color=FAINT, markersize=4, label="all answers")
     axis.plot(-chosen[:, 1], chosen[:, 0], "--", color=style("first")["color"], linewidth=1.3)
     axis.plot(
@@ -114,10 +118,12 @@ def front(points, chosen, gated) -> Figure:
         "s",
         color=style("first")["color"],
         markersize=9,
-        label="some weighted sum",
+        label="picked by some weight",
     )
-    axis.plot(-gated[1], gated[0], "*", color=style("right")["color"], markersize=15, label="gate")
-    axis.set(xlabel="tokens", ylabel="quality (points)", xlim=(0.7, 5.3), ylim=(-0.3, 4.6))
+    axis.plot(-gated[1], gated[0], "*", color=style("right")["color"], markersize=13, label="gate")
+    ring = {"markersize": 17, "markerfacecolor": "none", "markeredgecolor": INK}
+    axis.plot(-best[:, 1], best[:, 0], "o", label="Pareto front", **ring)
+    axis.set(xlabel="tokens", ylabel="quality (points)", xlim=(0.7, 5.3), ylim=(-0.5, 4.7))
     axis.set_xticks(range(1, 6))
-    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=9)
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=9, labelspacing=1)
     return figure
