@@ -14,7 +14,9 @@ to 40 CPU seconds. The rows:
 - successes_again the same with four updates for each batch
 - failures_too    the same rewards minus the mean of the other answers in the group (row `rloo`)
 
-and the first and last of them at half and at double the learning rate (`successes_lr_1e-3`).
+and the first and last of them at half and at double the learning rate (`successes_lr_1e-3`), and
+without the cut of gradients at norm 1 (`successes_uncut`; a bound of 1000 is never reached). The
+cut matters to the comparison: leave-one-out's gradients are about twice as long.
 
 A log has the names of `metrics.jsonl`, a line for each evaluation. `tokens` is the mean per step
 since the last one; `reward/exact`, `entropy` and `groups/contrast` are such means too.
@@ -48,6 +50,9 @@ ROWS |= {
     for name in ("successes", "failures_too")
     for lr in ("2.5e-4", "1e-3")
 }
+ROWS |= {
+    f"{name}_uncut": [*ROWS[name], "max_grad_norm=1000"] for name in ("successes", "failures_too")
+}
 KEPT = ("eval/exact", "reward/exact", "groups/contrast", "entropy", "tokens", "grad_norm")
 
 
@@ -58,7 +63,9 @@ def imitate(logp: Tensor, logp_old: Tensor, advantages: Tensor, mask: Tensor, *,
     returns : a scalar to minimise
 
     The advantage of row `reinforce` is a 0/1 reward minus the mean of the batch: positive where
-    the answer is right. Failures count in B and nowhere else.
+    the answer is right, unless all are (then nothing is imitated). Failures count in B and nowhere
+    else. Divided by B and not by the number of right answers, it is REINFORCE with a 0/1 reward
+    and no baseline (on fresh answers), not the mean over accepted ones.
     """
     right = (advantages > 0).to(logp.dtype)
     return -(right * logp * mask).sum() / sequences
