@@ -40,7 +40,7 @@ PARTS = {  # title → the numbers of its lectures
     "Part II: real language models": range(12, 16),
     "Part III: neighbours": range(16, 21),
 }
-START = "lectures/README.md"  # its tables say which lectures there are, and which there will be
+START = "lectures/README.md"  # its table says which lectures there are
 BESIDE = {  # pages beside the lectures → their names in the navigation
     "lectures/notation.md": "Notation",
     "lectures/sources.md": "Sources",
@@ -79,16 +79,15 @@ def lectures() -> dict[int, str]:
 
 @functools.cache
 def announced() -> dict[int, tuple[str, list[str]]]:
-    """Return number → (name, other columns) of the lectures in the start page's tables.
+    """Return number → (name, other columns) of the lectures in the start page's table.
 
-    The columns of one that exists are question, minutes, and what to read before; of one that is
-    being written, question and what to read before.
+    The columns are question, minutes, and what to read before.
     """
     rows = ROW.findall((ROOT / START).read_text("utf-8"))
     found = {int(n): (name, [text.strip() for text in rest.split("|")]) for n, name, rest in rows}
     for number, path in lectures().items():
         if number not in found or len(found[number][1]) != 3:
-            stop(f"{path} exists, but the table of what is ready in {START} lacks it")
+            stop(f"{path} exists, but the table in {START} lacks it")
     return found
 
 
@@ -218,20 +217,6 @@ def write_library(name: str) -> None:
     write(f"{name}/README.md", "\n\n".join(parts) + "\n")
 
 
-def write_unwritten(title: str, numbers: list[int]) -> str:
-    """Write the page that says what a part of the course lacks; return its path."""
-    rows = [
-        f"| {number:02d} · {name} | {' | '.join(columns)} |"
-        for number, (name, columns) in announced().items()
-        if number in numbers
-    ]
-    table = "\n".join(["| lecture | question of the day | read before |", "|:--|:--|:--|", *rows])
-    part = title.partition(":")[0]
-    path = f"lectures/being_written_{part.split()[-1]}.md"
-    write(path, f"# {part}: being written\n\nThese lectures do not exist yet.\n\n{table}\n")
-    return path
-
-
 def contents() -> dict:
     """Write the pages that are made here, and return the table of contents."""
 
@@ -245,14 +230,6 @@ def contents() -> dict:
     for title, numbers in PARTS.items():
         ready = [number for number in numbers if number in lectures()]
         entries = [entry(lectures()[n], f"{n:02d} · {announced()[n][0]}") for n in ready]
-        lacking = [number for number in numbers if number in announced() and number not in ready]
-        if lacking:
-            span = (
-                f"{lacking[0]:02d} to {lacking[-1]:02d}"
-                if len(lacking) > 1
-                else f"{lacking[0]:02d}"
-            )
-            entries.append(entry(write_unwritten(title, lacking), f"{span} · being written"))
         parts.append((title, entries))
     homework = [path for path in notebooks() if path.startswith("homework/")]
     titles = [read(path).cells[0].source.split("\n")[0].lstrip("# ") for path in homework]

@@ -40,6 +40,9 @@ LECTURES = {
     "15": "15_systems_and_agents",
     "16": "16_rewards",
     "17": "17_preferences",
+    "18": "18_value_based",
+    "19": "19_continuous_and_max_entropy",
+    "20": "20_control_as_inference_and_planning",
 }
 STATEMENT = "the statement"  # "the statement, [PREF-2]": explained in the homework's own text
 RESULTS = {  # what a question may ask for -> is this dtype accepted?

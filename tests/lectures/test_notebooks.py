@@ -43,7 +43,7 @@ def tags(path: Path) -> list[str]:
 
 
 def test_there_are_lectures():
-    assert {path.stem[:2] for path in LECTURES} >= {f"{i:02d}" for i in range(16)}
+    assert {path.stem[:2] for path in LECTURES} >= {f"{i:02d}" for i in range(21)}
 
 
 @notebook
