@@ -9,8 +9,9 @@
     online_dpo(policy, prompts, reward, rounds=30, pairs=24, beta=0.5, learning_rate=0.1)
 
 Who wins a comparison is drawn from Bradley-Terry with `scale` times the true reward: P(a beats b)
-= sigmoid(scale (R(a) - R(b))). `scale = math.inf` lets the better response win always (a coin for
-equal rewards), 0 tosses a coin always. A pair of two equal texts tells nothing and is dropped.
+= sigmoid(scale (R(a) - R(b))). `scale = math.inf` lets the better response win always, 0 tosses a
+coin always; equal rewards toss one at every scale, so drop ties where no label may be noise. A
+pair of two equal texts tells nothing and is dropped.
 `all_comparisons` gives the same law without dice: every pair with its probability, so what a loss
 ends at can be compared with `exact.gibbs_distribution`.
 
@@ -282,7 +283,7 @@ def win_rates(policy: Policy, prompts: Tensor, reward: Reward, *, scale: float =
     The optimum of IPO on `all_comparisons(policy, ...)` is ref(y) exp(win rate(y) / tau) / Z: the
     squared loss fits the gap of two log-ratios to (P(a beats b) - 1/2) / tau, the weights are
     products, so the best log-ratio of a response is the mean of its gaps. After Azar et al. 2023
-    (arXiv 2310.12036). Bounded even where pairs are certain, unlike that of DPO.
+    (arXiv 2310.12036). Even where pairs are certain no gap of log-ratios exceeds 1 / tau.
     """
     with torch.no_grad():
         probs = response_log_probs(policy, prompts).double().exp()
@@ -593,8 +594,9 @@ def online_dpo(
     true_reward : of the records' J, where the judge is another one; None = the judge
     rounds  : of sampling      pairs : drawn per round, equal ones then dropped
     updates : on the pairs of a round, then they are thrown away     batch : pairs per update
-    refresh : True takes the policy at the start of each round as its reference (iterative DPO: the
-              pull is towards the last round, so the policy can go far); False keeps the first one
+    refresh : True takes the policy at the start of each round as its reference (here: iterative
+              DPO; the pull is towards the last round, so the policy can go far. Other recipes of
+              that name keep the first reference); False keeps the first one
     scale   : of the comparisons, as in `sample_comparisons`
     beta    : of `policy_gradients.dpo`      record_every : rounds between two records
     returns : `PairHistory`; a record holds the state at the start of a round, on its pairs; the

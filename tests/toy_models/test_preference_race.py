@@ -61,6 +61,14 @@ def test_the_reward_model_makes_more_of_the_pairs_that_dpo_had(race):
     assert race.generated["reward model"] == 2 * race.generated["dpo"]
 
 
+def test_a_rate_beyond_the_grid_does_not_save_offline_dpo(race):
+    """DPO's .4 is the edge of the grid, so look behind it: four times as much gains little."""
+    options = {"methods": ["dpo"], "seeds": range(3), "scale": math.inf}
+    faster = matched_budget(rates={"dpo": 4 * RATES["dpo"]}, **options)
+    assert faster.interval("dpo").mean < race.interval("dpo").mean + 0.3
+    assert faster.scores["dpo"].max() < race.scores["online dpo"].min()
+
+
 def test_uncertain_winners_cost_the_methods_that_only_see_winners(race):
     noisy = matched_budget(methods=["online dpo"], seeds=range(3), scale=0.5, rates=RATES)
     gap = race.scores["online dpo"] - noisy.scores["online dpo"]

@@ -324,6 +324,35 @@ def test_certain_pairs_dpo_runs_away_ipo_stops():
     assert late > 8
 
 
+def test_smoothing_ends_at_its_own_odds():
+    pair = written_pairs(PROMPT, [([0], [1])])
+    policy = free_logits(3)
+    loss = partial(dpo, beta=0.5, label_smoothing=0.1)
+    settings = {"steps": 300, "learning_rate": 5.0, "optimizer": SGD, "record_every": 300}
+    history = learn_from_pairs(policy, policy, pair, loss, **settings)
+    assert 0.5 * history.final.margin == pytest.approx(math.log(0.9 / 0.1), abs=1e-4)
+
+
+def test_the_expected_push_is_the_prediction_error():
+    """[PREF-11]: beta E[(P - sigmoid(h)) (u_y - u_y')] over pairs of the author."""
+    author, reference, policy = (free_logits(seed=seed) for seed in range(3))
+    law, beta = all_comparisons(author, PROMPT, listed_points), 0.7
+    (now, other), ref = law.log_probs(policy), law.log_probs(reference)
+    loss = (law.weight * dpo(now, other, *ref, beta=beta)).sum()
+    (found,) = torch.autograd.grad(-loss, policy.table)
+    with torch.no_grad():
+        mu, log_pi, log_ref = (
+            response_log_probs(p, PROMPT)[0] for p in (author, policy, reference)
+        )
+        h = beta * (log_pi - log_ref)
+        error = (POINTS[:, None] - POINTS).sigmoid() - (h[:, None] - h).sigmoid()
+        pushes = torch.eye(5) - log_pi.exp()  # scores of free logits, (response, logit)
+        weight = mu.exp()[:, None] * mu.exp() * error
+        wanted = beta * (weight.sum(1) - weight.sum(0)) @ pushes
+    assert torch.allclose(found.flatten(), wanted, atol=1e-9)
+    assert wanted.abs().max() > 0.01
+
+
 # --- where the probability goes -----------------------------------------------------------------
 
 
@@ -436,6 +465,29 @@ def test_kto_learns_from_marks(seed):
     assert history.final.objective > history["objective"][0] + 0.35
     assert history.final.margin > 1
     assert math.isnan(history.final.accuracy)
+
+
+def test_kto_ends_in_a_balance_among_what_is_mostly_good():
+    """(2q - 1) sigmoid'(beta (l - z0)) / e^l is one number where q > 1/2; the rest vanish."""
+    reference, beta = free_logits(), 0.5
+    good, policy = torch.tensor([0.9, 0.7, 0.6, 0.4, 0.2]).double(), free_logits()
+    log_ref = response_log_probs(reference, PROMPT)[0].detach()
+    adam = torch.optim.Adam(policy.parameters(), lr=0.05)
+    for _ in range(1500):
+        now, ones = response_log_probs(policy, PROMPT)[0], torch.ones(5)
+        zero = (now.exp() @ (now - log_ref)).detach().view(1)
+        up, down = (kto(now, log_ref, k * ones, zero, 0 * zero, beta=beta) for k in (1, 0))
+        loss = (log_ref.exp() * (good * up + (1 - good) * down)).sum()
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    lift = (response_log_probs(policy, PROMPT)[0].detach() - log_ref).exp()
+    value = torch.sigmoid(beta * (lift.log() - zero))
+    balance = (2 * good - 1) * value * (1 - value) / lift
+    assert lift[3:].max() < 0.01
+    assert balance[:3].max() < 1.02 * balance[:3].min()
+    assert lift[0] > lift[1] > lift[2] > 0.1
+    assert lift[0] / lift[2] == pytest.approx(0.8 / 0.2, rel=0.25)  # about as 2q - 1
 
 
 # --- loops --------------------------------------------------------------------------------------
