@@ -18,15 +18,7 @@ from torch import Tensor
 from lectures import experiments
 from lectures.figures import FAINT, INK, WRONG_SIDE, style
 from toy_models import soft_control
-from toy_models.planning import (
-    Drive,
-    Score,
-    Search,
-    Step,
-    gibbs_at_kl,
-    receding_horizon,
-    tree_search,
-)
+from toy_models.planning import Score, Search, Step, gibbs_at_kl, tree_search
 from toy_models.policies import AutoregressivePolicy
 
 # --- counts -------------------------------------------------------------------------------------
@@ -98,10 +90,10 @@ def best_of(k: int, judged: Tensor, correct: Tensor) -> float:
     return total / len(judged)
 
 
-def reference_run() -> Tensor:
-    """(evaluations,) greedy share right of lecture 13's reference run, mean of its five seeds."""
-    logs = experiments.load("reference")["grpo"]
-    return torch.tensor([log.column("eval/exact")[1].tolist() for log in logs]).mean(0)
+def reference_run() -> tuple[Tensor, Tensor]:
+    """Lecture 13's reference run: steps, and the greedy share right there, mean of five seeds."""
+    columns = [log.column("eval/exact") for log in experiments.load("reference")["grpo"]]
+    return torch.tensor(columns[0][0]), torch.tensor([y.tolist() for _, y in columns]).mean(0)
 
 
 def crosses(target: float, x: Sequence[float], y: Sequence[float]) -> float:
@@ -136,13 +128,6 @@ def plan_score(world: Step, start: Tensor) -> Score:
         return total
 
     return score
-
-
-def drive(world: Step, start: Tensor, search: Callable, begins: str, *, seed: int) -> Drive:
-    """Six seconds of the pendulum, each torque from a search over the next 25."""
-    warm = {"from nothing": False, "from the last plan": True}[begins]
-    how = {"horizon": 25, "steps": 120, "std": 1.5}
-    return receding_horizon(world, start, search, warm=warm, seed=seed, **how)
 
 
 def by_round(found: list[Search]) -> tuple[Tensor, Tensor]:
@@ -188,17 +173,14 @@ WAYS = {
     "majority": "second",
     "right letters": "wrong",
     "partial credit": "wrong",
-    "random shooting": "reinforce",
-    "cross-entropy method": "first",
-    "tree search": "first",
-    "sampling": "reinforce",
-    "beam": "second",
-    "0/1, successes only": "right",
-    "0/1, RLOO": "rloo",
-    "partial credit, RLOO": "second",
+    "successes only": "right",
+    "RLOO": "rloo",
     "train": "grpo",
 }
 LOOKS = {name: style(method) for name, method in WAYS.items()}
+
+# titles of the compass: whose push an estimate contains
+HEARD = {"raw": "successes only", "leave_one_out": "minus the others' mean"}
 
 
 def _line(axis, x, y, name: str, *, label: str = "", **more) -> None:
@@ -225,7 +207,7 @@ def prizes(prize, rows: dict[str, dict[str, object]], fair: float) -> Figure:
         axis.set(xlabel="prize (points); a blank costs 2", xlim=(min(prize), max(prize)))
     left.annotate("the ticket\nloses on average", (fair / 2, 0.03), ha="center", fontsize=8.5)
     left.set(ylabel="probability of buying", ylim=(-0.02, 1.03))
-    left.legend(loc="center right", fontsize=9)
+    left.legend(loc="lower right", bbox_to_anchor=(1, 0.12), fontsize=9)
     right.set(ylabel="expected points", ylim=(-2.2, 8))
     right.legend(loc="center right", fontsize=8.5, bbox_to_anchor=(1, 0.6))
     return figure
@@ -245,13 +227,14 @@ def frontier(prob, R, flow, best, bound, proxy: dict[str, Sequence[float]], ns) 
     flow, best = np.asarray(flow), np.asarray(best)
     _line(left, *gibbs.T, "Gibbs", label="Gibbs: the frontier")
     _line(left, *flow.T, "gradient flow", marker="", linestyle="-.")
-    look = LOOKS["best of N"] | {"linestyle": "none", "markersize": 7}
+    look = LOOKS["best of N"] | {"linestyle": "none", "markersize": 6}
     left.plot(*best.T, label="best of N", **look)
-    left.plot(bound, best[:, 1], "|", color=FAINT, markersize=11, label="at log N − (N−1)/N")
+    ticks = {"color": FAINT, "markersize": 15, "markeredgewidth": 1.6, "zorder": 5}
+    left.plot(bound, best[:, 1], "|", label="at log N − (N−1)/N", **ticks)
     for n, (kl, J) in zip(ns, best, strict=True):
-        if n in (2, 4, 8, 16, 64):
-            left.annotate(f"N = {n}", (kl, J), (kl + 0.09, J - 0.24), fontsize=8.5)
-    left.set(xlabel="KL from home (nats)", ylabel="J (points of 4)", xlim=(0, 3.3))
+        if n > 1:
+            left.annotate(f"N = {n}", (kl, J), (kl + 0.11, J - 0.26), fontsize=8.5)
+    left.set(xlabel="KL from home (nats)", ylabel="J (points of 4)", xlim=(-0.05, 3.3))
     left.legend(loc="lower right", fontsize=8.5)
     for name, values in proxy.items():
         _line(right, ns, values, name)
@@ -259,23 +242,6 @@ def frontier(prob, R, flow, best, bound, proxy: dict[str, Sequence[float]], ns) 
     right.set_xticks(list(ns), [str(n) for n in ns])
     right.minorticks_off()
     right.legend(loc="upper left", fontsize=8.5, title="chosen by", title_fontsize=8.5)
-    return figure
-
-
-def swings(drives: dict[str, dict[str, list[Drive]]]) -> Figure:
-    """title → way → runs of the pendulum: one panel per title."""
-    figure, axes = plt.subplots(1, len(drives), figsize=(7.6, 3.0), sharey=True)
-    for axis, (title, rows) in zip(axes, drives.items(), strict=True):
-        for name, runs in rows.items():
-            look = LOOKS[name] | {"marker": "", "linewidth": 1.3}
-            for k, run in enumerate(runs):
-                height = run.states[:, 0].cos()
-                seconds = 0.05 * np.arange(len(height))
-                axis.plot(seconds, height, **look, alpha=0.8, label=None if k else name)
-        axis.set_title(title, fontsize=10)
-        axis.set(xlabel="seconds", ylim=(-1.05, 1.1))
-    axes[0].set_yticks([-1, 0, 1], ["hanging", "level", "upright"])
-    axes[-1].legend(loc="lower right", fontsize=8.5)
     return figure
 
 
@@ -307,9 +273,9 @@ def crossing(questions, cases: dict[str, tuple[float, float, float]]) -> Figure:
         axis.plot(x, search * x, **(LOOKS["best of N"] | look), label="search")
         axis.plot(even, search * even, "o", color=INK)
         axis.annotate(
-            f"{even:,.0f} questions",
+            f"{even:,.0f}\nquestions",
             (even, search * even),
-            (8, -14),
+            (10, -24),
             textcoords="offset points",
             fontsize=8.5,
         )
@@ -320,16 +286,20 @@ def crossing(questions, cases: dict[str, tuple[float, float, float]]) -> Figure:
     return figure
 
 
-def iterations(curves: dict[str, tuple[object, object]]) -> Figure:
-    """name → (answers sampled (points,), held-out share (seeds, points)): mean and range."""
-    figure, axis = plt.subplots(figsize=(7.2, 3.5))
-    for name, (x, runs) in curves.items():
-        runs = np.asarray(runs)
-        look = LOOKS[name] | {"markevery": max(1, runs.shape[1] // 8)}
-        axis.plot(x, runs.mean(0), label=f"{name} ({len(runs)} seeds)", **look)
-        axis.fill_between(x, runs.min(0), runs.max(0), color=look["color"], alpha=0.15, linewidth=0)
-    axis.set(xlabel="answers sampled", ylabel="held-out words, greedy", ylim=(0.68, 1))
-    axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axis.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axis.legend(loc="lower right", fontsize=8.5)
+def iterations(curves: dict[str, dict[str, tuple[object, object]]]) -> Figure:
+    """title → name → (answers sampled (points,), held-out share (seeds, points)), a panel each."""
+    figure, axes = plt.subplots(1, len(curves), figsize=(7.6, 3.4), sharey=True)
+    for axis, (title, rows) in zip(axes, curves.items(), strict=True):
+        for name, (x, runs) in rows.items():
+            runs = np.asarray(runs)
+            look = LOOKS[name] | {"markevery": 2}
+            axis.plot(x, runs.mean(0), label=f"{name} ({len(runs)} seeds)", **look)
+            band = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
+            axis.fill_between(x, runs.min(0), runs.max(0), **band)
+        axis.set_title(title, fontsize=10)
+        axis.set(xlabel="answers sampled", ylim=(0.8, 0.97))
+        axis.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axis.legend(loc="lower right", fontsize=8.5)
+    axes[0].set_ylabel("held-out words, greedy")
+    axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     return figure

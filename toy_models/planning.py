@@ -388,9 +388,9 @@ def beam_search(
             replaced (not summed) by the next one. q / beta of `soft_values` ranks a prefix by
             the mass that the Gibbs distribution gives it
 
-    Without a guide the rank is the log-probability, and what wider beams find is likelier text,
-    which need not be better text (Stahlberg and Byrne 2019, arXiv:1908.10090). Width V^time is
-    an exhaustive search. No length normalisation. Lecture 20.
+    Without a guide the rank is the log-probability, and what wider beams find is mostly likelier
+    text (nothing guarantees it below width V^time, an exhaustive search), which need not be better
+    text (Stahlberg and Byrne 2019, arXiv:1908.10090). No length normalisation. Lecture 20.
     """
     _check_tree(policy)
     _check_count("width", width)

@@ -9,8 +9,8 @@ Optimality is a coin per step with p(O_t = 1 | s, a) = exp(r(s, a) / beta); the 
 trajectory, given O = 1 everywhere?" is answered by backward messages. Two backups share every
 line but one. In the posterior the environment is part of what is inferred, so the look-ahead is
 beta log E exp(V / beta) over the next state: it may hope. A controller cannot choose the next
-state, so its look-ahead is E[V]. Where the next state is certain the two agree; a language model
-writes into its own context, so for it they always do.
+state, so its look-ahead is E[V]. Where the next state is certain the two agree: as long as only the
+language model writes into its context, they do (a tool or a user that answers is a chance).
 
 Time runs over t = 0 .. T-1 with T = `mdp.horizon`; values are points, logarithms natural.
 
