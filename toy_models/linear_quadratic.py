@@ -64,6 +64,19 @@ class LinearQuadraticProblem:
     gamma: float = 0.9
     end: float = 0.0
 
+    def __post_init__(self):
+        for name in ("q", "noise", "start"):
+            positive_or_zero(name, getattr(self, name))
+        if not self.c > 0:
+            raise ValueError(f"c must be positive, got {self.c}")
+        if not (0 <= self.gamma <= 1 and 0 <= self.end <= 1 and self.discount < 1):
+            raise ValueError(
+                "gamma and end must lie in [0, 1] with gamma (1 - end) < 1, got "
+                f"{self.gamma} and {self.end}"
+            )
+        if not (math.isfinite(self.A) and math.isfinite(self.B)):
+            raise ValueError(f"A and B must be finite, got {self.A} and {self.B}")
+
     @property
     def discount(self) -> float:
         return self.gamma * (1 - self.end)
@@ -95,12 +108,18 @@ class LinearQuadraticProblem:
         Raises ValueError where the closed loop is too unstable for a finite value.
         """
         d = self.discount if discount is None else discount
-        shrink = d * (self.A - self.B * gain) ** 2
-        if (torch.as_tensor(shrink) >= 1).any():
-            raise ValueError(f"gain {gain}: discount (A - B gain)² = {shrink} is not below 1")
+        if not 0 <= d < 1:
+            raise ValueError(f"discount must lie in [0, 1), got {d}")
+        shrink = self._shrink(gain, d)
         P = (self.q + self.c * gain**2) / (1 - shrink)
         per_step = d * P * self.noise**2 + (self.c + d * self.B**2 * P) * std**2
         return P, per_step / (1 - d)
+
+    def _shrink(self, gain, d: float):
+        shrink = d * (self.A - self.B * gain) ** 2
+        if not (torch.as_tensor(shrink) < 1).all():
+            raise ValueError(f"gain {gain}: discount (A - B gain)² = {shrink} is not below 1")
+        return shrink
 
     def expected_return(self, gain, std=0.0):
         """Expected discounted reward from the start states, points; differentiable."""
@@ -120,9 +139,9 @@ class LinearQuadraticProblem:
 
     def visits(self, gain: float, std: float = 0.0) -> float:
         """sum_t discount^t E[s_t²]: the second moment of the (unnormalised) visited states."""
-        d, drift = self.discount, (self.A - self.B * gain) ** 2
+        d = self.discount
         return (self.start**2 / 3 + d * (self.noise**2 + (self.B * std) ** 2) / (1 - d)) / (
-            1 - d * drift
+            1 - self._shrink(gain, d)
         )
 
     def score(self, act: Callable[[Tensor], Tensor], *, n: int = 256, steps: int = 60) -> Tensor:
@@ -139,6 +158,8 @@ class LinearQuadraticProblem:
             s, total = first[None], 0.0
             for t in range(steps):
                 a = policy(s)
+                if a.shape[-2:] != (n, 1):
+                    raise ValueError(f"act must give (seeds, {n}, 1), got {tuple(a.shape)}")
                 total = total - self.discount**t * (self.q * s**2 + self.c * a**2).mean((-2, -1))
                 s = self.A * s + self.B * a + noise[t]
             totals.append(total)
@@ -166,6 +187,11 @@ class LinearQuadratic(gym.Env):
         limit: int = 5,
         luck: float = 0.0,
     ):
+        if not isinstance(limit, int) or limit < 1:
+            raise ValueError(f"limit must be a positive whole number, got {limit!r}")
+        if not 0 < bound < math.inf:
+            raise ValueError(f"bound must be positive and finite, got {bound}")
+        positive_or_zero("luck", luck)
         self.problem, self.limit, self.luck = problem, limit, luck
         self.observation_space = Box(-np.inf, np.inf, (1,), np.float64)
         self.action_space = Box(-bound, bound, (1,), np.float64)
@@ -177,6 +203,8 @@ class LinearQuadratic(gym.Env):
 
     def step(self, action):
         p, bound = self.problem, self.action_space.high[0]
+        if not math.isfinite(action[0]):
+            raise ValueError(f"action must be finite, got {action}")
         a = min(max(float(action[0]), -bound), bound)
         reward = -(p.q * self.s**2 + p.c * a**2) + self.luck * self.np_random.standard_normal()
         self.s = p.A * self.s + p.B * a + p.noise * self.np_random.standard_normal()

@@ -42,9 +42,11 @@ def multiset_ordering_reward(prompts: Tensor, responses: Tensor) -> Tensor:
     Raises TypeError for tokens that are not integers, ValueError for unequal lengths.
     """
     for name, tokens in (("prompts", prompts), ("responses", responses)):
-        if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.is_complex():
-            got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        if got not in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
             raise TypeError(f"{name} must be a tensor of integer token ids, got {got}")
+        if not tokens.numel() or tokens.min() < 0:
+            raise ValueError(f"{name} must hold token ids from 0 on, got {tokens.tolist()}")
     length = prompts.shape[-1]
     if responses.shape[-1] != length:
         raise ValueError(
@@ -76,6 +78,11 @@ def audit(reward: Reward, *, vocab_size: int = 3, length: int = 3) -> Audit:
     """
     every = all_sequences(vocab_size, length)
     points = reward(every[:, None], every)  # (prompts, responses)
+    if points.shape != (len(every), len(every)) or bool(points.isnan().any()):
+        raise ValueError(
+            f"reward must give {(len(every), len(every))} (prompts, responses) points and no nan, "
+            f"got {tuple(points.shape)}"
+        )
     best = points == points.amax(1, keepdim=True)
     right = sorted_reward(every[:, None], every) == 1
     sound = (best == right).all(1)
@@ -216,13 +223,29 @@ def shaped(
     if not 0 <= gamma <= 1:
         raise ValueError(f"gamma must lie in [0, 1], got {gamma!r}")
     valid = torch.ones_like(rewards, dtype=torch.bool) if mask is None else mask.bool()
-    if valid.shape != rewards.shape:
-        raise ValueError(f"mask must be {tuple(rewards.shape)}, got {tuple(valid.shape)}")
+    _check_shaped(rewards, potentials, valid, terminal)
     after = torch.cat([potentials[..., 1:], torch.zeros_like(potentials[..., :1])], -1)
     last = torch.cat([~valid[..., 1:], torch.ones_like(valid[..., :1])], -1)
     end = torch.as_tensor(terminal, dtype=after.dtype)
     after = torch.where(last, end[..., None] if end.ndim else end, after)
     return torch.where(valid, rewards + gamma * after - potentials, torch.zeros_like(rewards))
+
+
+def _check_shaped(rewards: Tensor, potentials: Tensor, valid: Tensor, terminal) -> None:
+    if not (rewards.is_floating_point() and potentials.is_floating_point()):
+        raise TypeError(
+            f"rewards and potentials must be floating point, got {rewards.dtype}, "
+            f"{potentials.dtype}"
+        )
+    if valid.shape != rewards.shape:
+        raise ValueError(f"mask must be {tuple(rewards.shape)}, got {tuple(valid.shape)}")
+    if bool((valid[..., 1:] & ~valid[..., :-1]).any()):
+        raise ValueError("mask must be 1 up to and including the end token, then 0: it has a hole")
+    end = torch.as_tensor(terminal).shape
+    if end not in ((), rewards.shape[:-1]):
+        raise ValueError(
+            f"terminal must be one number or {tuple(rewards.shape[:-1])}, got {tuple(end)}"
+        )
 
 
 # --- several objectives -------------------------------------------------------------------------
@@ -246,9 +269,13 @@ def safety_first(value: Tensor, safe: Tensor, *, floor: float) -> Tensor:
     value : (...) points, at least `floor`      safe : (...) bool
     Raises ValueError where a safe answer would earn less than an unsafe one.
     """
-    if bool((value < floor).any()):
+    if safe.shape != value.shape or safe.dtype != torch.bool:
+        raise ValueError(
+            f"safe must be bool {tuple(value.shape)}, got {safe.dtype} {tuple(safe.shape)}"
+        )
+    if not bool((value >= floor).all()):
         raise ValueError(f"floor must not exceed any value; got {floor} above {value.min():g}")
-    return torch.where(safe, value, torch.full_like(value, floor))
+    return torch.where(safe, value, floor)
 
 
 def standardized_sum(rewards: Tensor, weights: Sequence[float] | None = None) -> Tensor:
@@ -289,6 +316,7 @@ def maximum_entropy_irl(
     """
     if bool((shown < 0).any()) or not math.isclose(shown.sum().item(), 1, abs_tol=1e-6):
         raise ValueError(f"shown must be a distribution, got sum {shown.sum().item():g}")
+    _check_shown(features, log_ref, shown, steps)
     weights = features.new_zeros(features.shape[1])
     for _ in range(steps):
         probs = torch.softmax(log_ref + features @ weights, 0)
@@ -302,3 +330,17 @@ def maximum_entropy_irl(
             "the shown features are as extreme as the reference can write: mix in other answers"
         )
     return weights
+
+
+def _check_shown(features: Tensor, log_ref: Tensor, shown: Tensor, steps: int) -> None:
+    if features.ndim != 2 or not (log_ref.shape == shown.shape == features.shape[:1]):
+        raise ValueError(
+            "features (responses, k), log_ref and shown (responses,) do not fit: got "
+            f"{tuple(features.shape)}, {tuple(log_ref.shape)}, {tuple(shown.shape)}"
+        )
+    if not bool(features.isfinite().all()) or bool((log_ref.isnan() | (log_ref == math.inf)).any()):
+        raise ValueError("features must be finite and log_ref log-probabilities, got inf or nan")
+    if bool(((log_ref == -math.inf) & (shown > 0)).any()):
+        raise ValueError("shown holds a response that the reference never writes (log_ref -inf)")
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")

@@ -32,11 +32,17 @@ class CountBonus:
     """
 
     def __init__(self, scale: float, *, vocab_size: int, length: int):
-        self.scale = scale
+        self.scale, self.vocab_size = scale, vocab_size
         self.place = vocab_size ** torch.arange(length - 1, -1, -1)
         self.seen = torch.zeros(vocab_size**length)
 
     def __call__(self, responses: Tensor) -> Tensor:
+        if responses.shape[-1:] != self.place.shape:
+            raise ValueError(
+                f"responses must be (..., {len(self.place)}), got {tuple(responses.shape)}"
+            )
+        if bool(((responses < 0) | (responses >= self.vocab_size)).any()):
+            raise ValueError(f"responses must hold tokens in 0..{self.vocab_size - 1}")
         number = (responses * self.place).sum(-1)
         self.seen += torch.bincount(number.flatten(), minlength=len(self.seen))
         return self.scale / self.seen[number].sqrt()
@@ -120,6 +126,11 @@ def seek(
     lengths = [length] * updates if lengths is None else list(lengths)
     if len(lengths) != updates:
         raise ValueError(f"lengths must have one entry per update, {updates}; got {len(lengths)}")
+    for name, count, least in (("prompts", prompts, 1), ("group", group, 2)):
+        if count < least:
+            raise ValueError(f"{name} must be at least {least}, got {count}")
+    if lengths and min(lengths) < 1:
+        raise ValueError(f"lengths must be positive, got {min(lengths)}")
     generator, vocab = as_generator(seed), len(sorter.bias)
     judged = SortingTask(vocab, length).random_prompts(500, seed=0)
     optimizer = torch.optim.Adam(sorter.parameters(), lr=learning_rate)
@@ -130,7 +141,12 @@ def seek(
         written = sorter.sample(asked, generator=generator)
         points = reward(asked, written).view(prompts, group)
         if bonus is not None:
-            points = points + bonus(written.view(prompts, group, now))
+            extra = bonus(written.view(prompts, group, now))
+            if extra.shape != points.shape:
+                raise ValueError(f"bonus must give {tuple(points.shape)}, got {tuple(extra.shape)}")
+            points = points + extra
+        if not bool(points.isfinite().all()):
+            raise ValueError("reward and bonus must be finite, got nan or inf")
         logp = sorter.log_probs(asked, written).sum(1)  # (batch,)
         loss = -(group_centered(points).flatten() * logp).mean()
         if hindsight:

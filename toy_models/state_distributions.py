@@ -63,6 +63,8 @@ def average_reward(chain: Chain, policy: Tensor) -> Form:
     """
     step, pay = _under(chain, policy)
     eye, ones = torch.eye(len(pay), dtype=pay.dtype), torch.ones_like(step)
+    if not torch.linalg.cond((eye - step + ones).detach()) < 1e12:
+        raise ValueError("this chain has several closed parts: no single stationary distribution")
     visits = torch.linalg.solve((eye - step + ones).T, torch.ones_like(pay))  # dP = d, sum d = 1
     J = visits @ pay
     value = torch.linalg.solve(eye - step + ones * visits, pay - J)  # v = r - J + P v, d v = 0
@@ -74,6 +76,8 @@ def state_gradient(form: Form, policy: Tensor, parameters: Tensor, *, q: Tensor 
 
     q : (states, actions), default the form's own; another one shows what a mixture does
     """
+    if q is not None and q.shape != form.q.shape:
+        raise ValueError(f"q must be {tuple(form.q.shape)}, got {tuple(q.shape)}")
     weight = form.visits[:, None].detach() * (form.q if q is None else q).detach()
     return torch.autograd.grad((weight * policy).sum(), parameters, retain_graph=True)[0]
 
@@ -89,7 +93,7 @@ def surrogate(chain: Chain, old: Tensor, new: Tensor, steps: int) -> Tensor:
     An average over steps; J_new - J_old = steps · L to first order in new - old.
     """
     values, at, total = _values(chain, old, steps), chain.first, 0.0
-    move, _ = _under(chain, old)
+    (move, _), _ = _under(chain, old), _under(chain, new)  # the second: only to be checked
     for t in range(steps):
         q = chain.rewards + chain.move @ values[steps - t - 1]
         total = total + at @ ((new - old) * q).sum(1)
@@ -99,6 +103,8 @@ def surrogate(chain: Chain, old: Tensor, new: Tensor, steps: int) -> Tensor:
 
 def _values(chain: Chain, policy: Tensor, steps: int) -> list[Tensor]:
     """Values with 0, 1, … steps to go."""
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps must be a positive whole number, got {steps!r}")
     step, pay = _under(chain, policy)
     values = [torch.zeros_like(pay)]
     for _ in range(steps):
@@ -113,4 +119,7 @@ def _under(chain: Chain, policy: Tensor) -> tuple[Tensor, Tensor]:
             f"policy must be (states, actions) = {tuple(chain.rewards.shape)}, "
             f"got {tuple(policy.shape)}"
         )
+    off = (policy.detach().sum(1) - 1).abs().max()
+    if not off < 1e-6 or bool((policy < 0).any()):
+        raise ValueError(f"policy must hold probabilities that sum to 1 per state, off by {off}")
     return torch.einsum("sa,san->sn", policy, chain.move), (policy * chain.rewards).sum(1)

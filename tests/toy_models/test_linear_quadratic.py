@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
+from gymnasium.utils.seeding import np_random
 
 from toy_models.linear_quadratic import DTYPE, LQ, LinearQuadratic, LinearQuadraticProblem
 
@@ -82,3 +83,67 @@ def test_impossible_arguments_are_named():
         LQ.solve(-1.0)
     with pytest.raises(ValueError, match="gain"):
         LQ.worth(-3.0)
+
+
+def test_no_other_gain_is_better_in_another_problem():
+    other = LinearQuadraticProblem(A=1.1, B=0.5, q=2.0, c=0.3, gamma=0.95, end=0.1)
+    best = other.solve()
+    gain = torch.tensor(best.gain, dtype=DTYPE, requires_grad=True)
+    (slope,) = torch.autograd.grad(other.expected_return(gain), gain)
+    assert abs(slope) < 1e-9
+    assert other.worth(best.gain) == pytest.approx((best.P, best.offset), abs=1e-9)
+
+
+def test_a_discount_of_ones_own():
+    patient = LinearQuadraticProblem(gamma=0.5)
+    assert LQ.worth(0.4, 0.3, discount=0.5) == pytest.approx(patient.worth(0.4, 0.3))
+
+
+def test_visits_by_counting():
+    problem, gain, std = LinearQuadraticProblem(end=0.2, noise=0.4, B=0.7), 0.4, 0.3
+    second, total = problem.start**2 / 3, 0.0
+    for t in range(300):
+        total += problem.discount**t * second
+        second = (problem.A - problem.B * gain) ** 2 * second
+        second += problem.noise**2 + (problem.B * std) ** 2
+    assert problem.visits(gain, std) == pytest.approx(total, abs=1e-9)
+
+
+def test_score_is_a_share_of_the_exact_gain():
+    noisy = LinearQuadraticProblem(noise=0.5, A=0.95)
+    value = [noisy.expected_return(g) for g in (0.2, 0.0, noisy.solve().gain)]
+    share = (value[0] - value[1]) / (value[2] - value[1])
+    assert noisy.score(lambda s: -0.2 * s, n=2000).item() == pytest.approx(share, abs=0.004)
+
+
+def test_a_step_by_hand():
+    env = LinearQuadratic(bound=0.5, limit=2, luck=0.7)
+    s, dice = env.reset(seed=3)[0][0], np_random(3)[0]
+    assert s == LQ.start * dice.uniform(-1, 1)
+    after, reward, _, truncated, _ = env.step(np.array([9.0]))  # cut to .5
+    assert reward == pytest.approx(-(LQ.q * s**2 + LQ.c * 0.25) + 0.7 * dice.standard_normal())
+    assert after[0] == pytest.approx(LQ.A * s + LQ.B * 0.5 + LQ.noise * dice.standard_normal())
+    assert [truncated, env.step(np.array([0.0]))[3]] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("match", "call"),
+    [
+        (r"gamma \(1 - end\) < 1", lambda: LinearQuadraticProblem(gamma=1.0)),
+        ("gamma and end", lambda: LinearQuadraticProblem(end=-0.1)),
+        ("c must be positive", lambda: LinearQuadraticProblem(c=-1.0)),
+        ("noise must be", lambda: LinearQuadraticProblem(noise=-1.0)),
+        ("A and B", lambda: LinearQuadraticProblem(A=math.nan)),
+        ("discount must lie", lambda: LQ.worth(0.9, discount=1.1)),
+        ("gain", lambda: LQ.worth(math.nan)),
+        ("gain", lambda: LQ.visits(-3.0)),
+        ("act must give", lambda: LQ.score(lambda s: s[..., 0])),
+        ("limit must", lambda: LinearQuadratic(limit=0)),
+        ("bound must", lambda: LinearQuadratic(bound=0.0)),
+        ("luck must", lambda: LinearQuadratic(luck=math.nan)),
+        ("action must be finite", lambda: LinearQuadratic().step(np.array([math.nan]))),
+    ],
+)
+def test_silent_nonsense_is_refused(match, call):
+    with pytest.raises(ValueError, match=match):
+        call()

@@ -1,6 +1,7 @@
 """Rewards against enumeration: what they pay most for, what shaping moves, what is recovered."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -283,3 +284,68 @@ def test_rewards_refuse_what_they_cannot_judge():
         rewards.multiset_ordering_reward(torch.rand(2, 3), torch.zeros(2, 3).long())
     with pytest.raises(ValueError, match="same last axis"):
         rewards.multiset_ordering_reward(torch.zeros(2, 3).long(), torch.zeros(2, 4).long())
+
+
+@pytest.mark.parametrize(
+    ("match", "call"),
+    [
+        ("from 0 on", lambda: rewards.multiset_ordering_reward(PROMPT, PROMPT - 1)),
+        ("from 0 on", lambda: rewards.multiset_ordering_reward(PROMPT[:0], PROMPT[:0])),
+        ("no nan", lambda: rewards.audit(lambda x, y: sorted_reward(x, y) / 0)),
+        ("reward must give", lambda: rewards.audit(lambda x, y: torch.zeros(27, 1))),
+        ("hole", lambda: rewards.shaped(*torch.zeros(2, 1, 3), torch.tensor([[1, 0, 1]]))),
+        ("terminal", lambda: rewards.shaped(*torch.zeros(2, 1, 3), terminal=torch.zeros(3))),
+        ("floor", lambda: rewards.safety_first(*_safe(math.nan), floor=0.0)),
+        ("floor", lambda: rewards.safety_first(*_safe(1.0), floor=math.nan)),
+        ("safe must be", lambda: rewards.safety_first(torch.ones(2, 1), _safe(1.0)[1], floor=0.0)),
+        ("sum 2", lambda: rewards.maximum_entropy_irl(*_shown([1.0, 1.0]))),
+        ("distribution", lambda: rewards.maximum_entropy_irl(*_shown([1.5, -0.5]))),
+        ("do not fit", lambda: rewards.maximum_entropy_irl(*_shown([1.0]))),
+        ("finite", lambda: rewards.maximum_entropy_irl(*_shown([0.5, 0.5], math.nan))),
+        ("never writes", lambda: rewards.maximum_entropy_irl(*_shown([0.5, 0.5], -math.inf))),
+        ("steps", lambda: rewards.maximum_entropy_irl(*_shown([0.5, 0.5]), steps=0)),
+    ],
+)
+def test_silent_nonsense_is_refused(match, call):
+    with pytest.raises(ValueError, match=match):
+        call()
+
+
+def _safe(value):
+    return torch.full((2,), value), torch.tensor([True, False])
+
+
+def _shown(shown, log_ref=0.0):
+    return torch.eye(2), torch.tensor([log_ref, 0.0]), torch.tensor(shown)
+
+
+def test_whole_numbers_would_cut_the_end_off():
+    ones = torch.ones(1, 2, dtype=torch.long)
+    with pytest.raises(TypeError, match="floating point"):
+        rewards.shaped(ones, ones, terminal=0.5)
+
+
+def test_an_end_of_its_own_for_each_answer_is_discounted_once():
+    end = torch.tensor([3.0, 5.0])
+    paid_out = rewards.shaped(*torch.zeros(2, 2, 3), gamma=0.5, terminal=end)
+    assert paid_out.tolist() == [[0, 0, 1.5], [0, 0, 2.5]]
+
+
+def test_a_judge_favours_what_it_reads_first():
+    d = torch.tensor([0.0, 2.0, -1.0])
+    once = rewards.judge_prefers(d, 0 * d, position=1.5)
+    assert torch.allclose(once, torch.sigmoid(d + 1.5))
+    other = 1 - rewards.judge_prefers(0 * d, d, position=1.5)  # the same pair, read the other way
+    both = rewards.judge_prefers(d, 0 * d, position=1.5, both_orders=True)
+    assert torch.allclose(both, (once + other) / 2)
+
+
+def test_every_unsafe_answer_earns_the_floor_and_a_safe_one_may():
+    value, safe = torch.tensor([9.0, 3.0, 0.5]), torch.tensor([False, False, True])
+    assert rewards.safety_first(value, safe, floor=0.5).tolist() == [0.5, 0.5, 0.5]
+
+
+def test_standardised_rewards_are_added():
+    r = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    whole = group_standardized(r[0]) + group_standardized(r[1])
+    assert torch.allclose(rewards.standardized_sum(r), whole)

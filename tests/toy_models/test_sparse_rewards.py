@@ -78,3 +78,40 @@ def test_count_bonus_fades():
     bonus = sparse_rewards.CountBonus(1.0, vocab_size=3, length=2)
     assert bonus(torch.tensor([[0, 1], [2, 2]])).tolist() == [1.0, 1.0]
     assert bonus(torch.tensor([[0, 1]]))[0] == pytest.approx(2**-0.5)
+
+
+def test_silent_nonsense_is_refused():
+    bonus = sparse_rewards.CountBonus(1.0, vocab_size=3, length=2)
+    for tokens, match in (([[0, 5]], "tokens in"), ([[1, -1]], "tokens in"), ([[1]], "must be")):
+        with pytest.raises(ValueError, match=match):
+            bonus(torch.tensor(tokens))
+    knobs = {"length": 2, "updates": 1, "seed": 0}
+    for wrong, match in (
+        ({"group": 1}, "group must"),
+        ({"prompts": 0}, "prompts must"),
+        ({"lengths": [0]}, "lengths must"),
+        ({"bonus": lambda y: torch.zeros(16, 1)}, "bonus must"),
+        ({"reward": lambda x, y: torch.full((len(x),), torch.nan)}, "finite"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            sparse_rewards.seek(sparse_rewards.Sorter(3), **knobs, **wrong)
+
+
+def test_one_update_is_adam_on_the_centred_reward():
+    """Each prompt's group is centred alone; log-probabilities are those of whole answers."""
+    seen, sorter, other = [], sparse_rewards.Sorter(3), sparse_rewards.Sorter(3)
+
+    def reward(prompts, responses):
+        seen.append((prompts, responses, position_match_reward(prompts, responses)))
+        return seen[-1][2]
+
+    knobs = {"length": 3, "updates": 1, "prompts": 5, "group": 4, "learning_rate": 0.3}
+    sparse_rewards.seek(sorter, seed=2, reward=reward, **knobs)
+    x, y, points = seen[0]
+    assert (x.view(5, 4, 3) == x.view(5, 4, 3)[:, :1]).all()
+    advantage = points.view(5, 4) - points.view(5, 4).mean(1, keepdim=True)
+    optimizer = torch.optim.Adam(other.parameters(), lr=0.3)
+    (-(advantage.flatten() * other.log_probs(x, y).sum(1)).mean()).backward()
+    optimizer.step()
+    assert torch.allclose(sorter.weight, other.weight)
+    assert torch.allclose(sorter.bias, other.bias)

@@ -61,3 +61,43 @@ def test_impossible_arguments_are_named(theta):
         sd.discounted(CHAIN, policy_of(theta), gamma=1.0)
     with pytest.raises(ValueError, match="policy must be"):
         sd.average_reward(CHAIN, policy_of(theta)[:2])
+
+
+def test_differential_values_by_their_definition(theta):
+    policy = policy_of(theta)
+    form = sd.average_reward(CHAIN, policy)
+    value = (policy * form.q).sum(1)
+    assert (form.visits @ value).abs() < 1e-12
+    assert (form.q - (CHAIN.rewards - form.J + CHAIN.move @ value)).abs().max() < 1e-12
+
+
+def test_the_surrogate_visits_the_states_of_the_old_policy(theta):
+    old, new = policy_of(theta).detach(), policy_of(-theta).detach()
+    step = torch.einsum("sa,san->sn", old, CHAIN.move)
+    pay, at, total = (old * CHAIN.rewards).sum(1), CHAIN.first, 0.0
+    for t in range(4):
+        value = torch.zeros(3, dtype=torch.float64)
+        for _ in range(4 - t - 1):
+            value = pay + step @ value
+        total = total + at @ ((new - old) * (CHAIN.rewards + CHAIN.move @ value)).sum(1)
+        at = at @ step
+    assert sd.surrogate(CHAIN, old, new, 4).item() == pytest.approx(total.item() / 4)
+
+
+def test_silent_nonsense_is_refused(theta):
+    policy = policy_of(theta)
+    for wrong in (theta, 2 * policy, policy * torch.nan):
+        with pytest.raises(ValueError, match="sum to 1"):
+            sd.discounted(CHAIN, wrong, gamma=0.5)
+    with pytest.raises(ValueError, match="policy must be"):
+        sd.surrogate(CHAIN, policy, policy[:, :1], 2)
+    with pytest.raises(ValueError, match="steps must be"):
+        sd.horizon_return(CHAIN, policy, -1)
+    with pytest.raises(ValueError, match="q must be"):
+        sd.state_gradient(sd.average_reward(CHAIN, policy), policy, theta, q=theta[:, :1])
+    two = torch.zeros(4, 1, 4, dtype=torch.float64)  # 0, 1 and 2, 3 never meet; rounding hides it
+    two[:2, 0, :2] = torch.tensor([[0.1, 0.9], [0.3, 0.7]])
+    two[2:, 0, 2:] = torch.tensor([[1 / 3, 2 / 3], [0.7, 0.3]])
+    two = two / two.sum(-1, keepdim=True)
+    with pytest.raises(ValueError, match="several closed parts"):
+        sd.average_reward(sd.Chain(two, two[..., 0], two[0, 0]), torch.ones(4, 1).double())
