@@ -5,6 +5,7 @@ Each picture takes numbers that the lecture has computed and returns a figure fo
 """
 
 import itertools
+import math
 import time
 
 import matplotlib.pyplot as plt
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from lectures.figures import FAINT, style
 from policy_gradients import leave_one_out
-from toy_models.finite_mdp import FiniteMDP, greedy, learn_table, policy_return, sorter_tree
+from toy_models.finite_mdp import FiniteMDP, learn_table, sorter_tree
 from toy_models.policies import AutoregressivePolicy
 from toy_models.sorting import sorted_reward
 from toy_models.value_based import QNetwork, observe
@@ -33,10 +34,14 @@ LOOKS = {  # name: (colour, line, marker)
     "DQN": ("#332288", "-", "o"),
     "without replay": ("#E69F00", "--", "s"),
     "without frozen target": ("#882255", "-.", "X"),
+    "no frozen target, plain square": ("#CC6677", (0, (5, 1, 1, 1, 1, 1)), "P"),
     "without exploration": ("#777777", ":", "v"),
     "right": ("#117733", "-", "o"),
     "end forgotten": ("#882255", "--", "X"),
 }
+
+
+LOWER = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.02), "ncols": 3, "fontsize": 8.5}
 
 
 def look(name: str) -> dict:
@@ -108,7 +113,7 @@ def doors(shares: dict, exact: float) -> Figure:
         x = np.arange(1, len(share) + 1)
         axis.plot(x, np.asarray(share), label=name, markevery=40, **look(name))
     axis.axhline(exact, label="exploration alone, if the values were right", **style("exact"))
-    axis.set(xlabel="episode", ylabel="share that goes left", ylim=(0, 0.85))
+    axis.set(xlabel="episode", ylabel="share that goes to B", ylim=(0, 0.85))
     axis.legend()
     return figure
 
@@ -120,10 +125,13 @@ def tricks(runs: dict, *, possible: float) -> Figure:
         band(left, *episode_curve(run.episodes, 6000), name)
         band(right, _updates(run.values), run.values.T, name)
     left.set(xlabel="environment steps", ylabel="steps the pole stands", ylim=(0, 290))
+    copies = np.arange(1, 28)
+    arrived = possible * (1 - (1 - 1 / possible) ** copies)  # one step of news per copy
     right.axhline(possible, label="nothing is worth more", **style("exact"))
+    right.plot(100 * copies, arrived, label="one step of news per copy", color="black", linewidth=1)
     right.set(xlabel="updates", ylabel="believed value (points)", yscale="log")
-    left.legend(fontsize=8)
-    right.legend(fontsize=8, handles=right.get_lines()[-1:])
+    figure.legend(*left.get_legend_handles_labels(), **LOWER)
+    right.legend(fontsize=8, handles=right.get_lines()[-2:], loc="upper left")
     return figure
 
 
@@ -172,6 +180,7 @@ def penalties(strengths: list[float], scores, said, *, logged: float) -> Figure:
     """
     figure, axis = plt.subplots(figsize=(6.8, 3.1))
     x = np.arange(len(strengths))
+    axis.axhline(1, label="$Q^*$, what the best answer earns", **style("exact"))
     for values, name, label in (
         (said, "wrong", "what Q promises at the start"),
         (scores, "right", "what its greedy answers earn"),
@@ -181,10 +190,10 @@ def penalties(strengths: list[float], scores, said, *, logged: float) -> Figure:
         for seed in values.T:
             axis.plot(x, seed, **style(name) | dots)
         axis.plot(x, values.mean(1), label=label, **style(name))
-    axis.axhline(logged, label="mean of the logged answers", **style("exact"))
+    axis.axhline(logged, label="mean of the logged answers", color=FAINT, linewidth=1)
     axis.set_xticks(x, [f"{s:g}" for s in strengths])
-    axis.set(xlabel="strength of the penalty", ylabel="points", ylim=(-0.05, 1.95))
-    axis.legend(loc="upper left", fontsize=8.5)
+    axis.set(xlabel="strength of the penalty (not to scale)", ylabel="points", ylim=(-0.05, 2.3))
+    axis.legend(loc="upper left", fontsize=8.5, ncols=2)
     return figure
 
 
@@ -197,6 +206,7 @@ def hidden(runs: dict) -> Figure:
     left.set(xlabel="updates", ylabel="mean |TD error| (points)", ylim=(0, None))
     right.set(xlabel="environment steps", ylabel="steps the pole stands", ylim=(0, None))
     right.legend(loc="center right")
+    left.legend(loc="upper left")
     return figure
 
 
@@ -228,6 +238,21 @@ def quickest(work, tries: int = 40) -> float:
         work()
         times.append(time.perf_counter() - begin)
     return min(times)
+
+
+def softened(process: FiniteMDP, beta: float) -> tuple[Tensor, Tensor]:
+    """Optimal V (states,) and Q (states, vocab) with KL weight beta, uniform reference, of a tree.
+
+    Formula: V(s) = beta log mean_a exp(Q(s, a) / beta), Q(s, a) = r + V(s'). Lecture 20 derives it
+    """
+    q = torch.zeros_like(process.rewards[..., 0])
+    while True:
+        v = beta * ((q / beta).logsumexp(1) - math.log(q.shape[1]))
+        following = torch.where(process.ends, 0.0, v[process.next_state])
+        after = (process.rewards + following)[..., 0]
+        if torch.equal(after, q):
+            return v, q
+        q = after
 
 
 def half_trained_answers(prompts: Tensor, vocab: int, *, first: float, later: float, seed: int):
@@ -263,6 +288,19 @@ def first_time(values) -> int:
     return next((k for k, value in enumerate(values) if value > 0), len(values))
 
 
+def answers_right(tables: Tensor, process: FiniteMDP, right: Tensor) -> Tensor:
+    """Whether the greedy answer is `right` (L,), a tie counting as wrong: (n,) bool.
+
+    tables : (n, states, vocab) values or logits of one prompt's tree
+    """
+    path = [0]
+    for token in right[:-1].tolist():
+        path.append(process.next_state[path[-1], token, 0].item())
+    rows = tables[:, path]  # (n, L, vocab)
+    others = rows.scatter(2, right[None, :, None].expand(len(rows), -1, 1), -math.inf).amax(2)
+    return (rows.gather(2, right[None, :, None].expand(len(rows), -1, 1))[..., 0] > others).all(1)
+
+
 def reinforce_until(process: FiniteMDP, policy: AutoregressivePolicy, seed: int, budget: int):
     """Answers that REINFORCE needs, eight at a time, until its greedy answer is right."""
     dice, prompt = torch.Generator().manual_seed(seed), policy.index.known
@@ -271,13 +309,13 @@ def reinforce_until(process: FiniteMDP, policy: AutoregressivePolicy, seed: int,
         advantages = leave_one_out(sorted_reward(prompt, answers).double()[None])[0]
         loss = -(advantages * policy.log_probs(prompt, answers).sum(1)).mean()
         policy.table.data -= 2.0 * torch.autograd.grad(loss, policy.table)[0]
-        if policy_return(process, greedy(policy.table.detach()[0]), gamma=1.0) > 0:
+        if answers_right(policy.table.detach(), process, prompt[0].sort().values)[0]:
             return written
     return budget + 8
 
 
 def answers_needed(sizes: list[int], *, seeds: range, budget: int) -> dict[str, Tensor]:
-    """Section 6.1: learner → (sizes, seeds), answers until the greedy answer is right.
+    """Section 6.1: learner → (sizes, seeds), answers until the greedy answer is right, no tie.
 
     Three tokens, one prompt for each size of the vocabulary. From nothing, or with a sampler that
     is right with probability .1: Q-learning lets it write the answers, REINFORCE trains it.
@@ -287,16 +325,16 @@ def answers_needed(sizes: list[int], *, seeds: range, budget: int) -> dict[str, 
     for vocab in sizes:
         prompt = torch.tensor([[vocab - 1, 0, vocab - 2]])
         process = sorter_tree(prompt, vocab_size=vocab, reward=sorted_reward)
+        answer = prompt[0].sort().values
         for seed in seeds:
             for start in ("from nothing", "half-trained"):
                 policy = AutoregressivePolicy(vocab, 3, eos_id=None, prompts=prompt).double()
                 sampler = None
                 if start == "half-trained":
-                    answer = prompt[0].sort().values
                     sampler = half_trained(policy, answer, first=0.2, later=0.5**0.5)
                     policy.table.data[0] = sampler.log()
                 tables = learn_table(process, seed=seed, behaviour=sampler, **knobs).snapshots
-                works = [policy_return(process, greedy(q), gamma=1.0) for q in tables]
+                works = answers_right(tables, process, answer)
                 own = {"from nothing": start, "half-trained": "sampled by the half-trained"}[start]
                 needed.setdefault(f"Q, {own}", []).append(8 * first_time(works))
                 count = reinforce_until(process, policy, seed, budget)

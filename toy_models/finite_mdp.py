@@ -106,8 +106,9 @@ def policy_return(mdp: FiniteMDP, policy: Tensor, *, gamma: float) -> Tensor:
 
 
 def greedy(q: Tensor, *, epsilon: float = 0.0) -> Tensor:
-    """The epsilon-greedy policy of q, (states, actions) probabilities; ties go to the first."""
-    best = torch.nn.functional.one_hot(q.argmax(1), q.shape[1]).to(q)
+    """The epsilon-greedy policy of q, (states, actions) probabilities; ties share."""
+    best = (q == q.max(1, keepdim=True).values).to(q)
+    best = best / best.sum(1, keepdim=True)
     return (1 - epsilon) * best + epsilon / q.shape[1]
 
 
@@ -201,7 +202,7 @@ def two_doors(actions: int = 10) -> FiniteMDP:
     """Where a maximum over noise misleads: from A, action 0 leads to B; the others end with 0.
 
     From B every action ends with -.1 on average, 1.1 below or .9 above it by a coin, so that going
-    left costs .1. After Sutton and Barto 2018, example 6.7, with a coin for their Gaussian.
+    to B costs .1. After Sutton and Barto 2018, example 6.7, with a coin for their Gaussian.
     """
     if not isinstance(actions, int) or actions < 2:
         raise ValueError(f"actions must be a whole number of at least 2, got {actions!r}")

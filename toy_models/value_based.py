@@ -9,6 +9,7 @@ is a knob, and its absence a value of the knob:
 
     replay            capacity = batch: only the latest transitions are learned from
     frozen target     copy_every = 1: the target is the network itself
+    clipped errors    huber = False: half a square in place of the Huber loss
     exploration       epsilon = (0, 0): greedy from the first step
     Double, Dueling   double = True, dueling = True
     prioritised       priority = .6: transitions with large errors are replayed more often
@@ -66,7 +67,7 @@ def td_target(
 ) -> Tensor:
     """What Q(s, a) is pulled towards; a constant.
 
-    Formula: r + gamma max_a' Q_target(s', a') [QL-6]; with double
+    Formula: r + gamma max_a' Q_target(s', a') [QL-7]; with double
     r + gamma Q_target(s', argmax_a' Q(s', a')) [QL-8]; just r where the task has ended.
 
     rewards, terminated : (...)   next_q, next_q_target : (..., actions), points
@@ -127,7 +128,7 @@ def copy_weights(target: nn.Module, source: nn.Module, *, tau: float = 1.0) -> N
 
 
 class QNetwork(nn.Module):
-    """One hidden layer of `hidden` ReLUs, a separate network for each seed.
+    """Two hidden layers of `hidden` ReLUs, a separate network for each seed.
 
     (runs, batch, features) -> (runs, batch, actions), points. With `dueling` the last layer has a
     column for V and one per action for A, combined by `dueling_q`.
@@ -255,10 +256,13 @@ def update(
     *,
     gamma: float,
     double: bool,
+    huber: bool = True,
     conservative: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """One step of Adam on the Huber loss of Q(s, a) - `td_target`, each row times its weight.
+    """One step of Adam on the loss of Q(s, a) - `td_target`, each row times its weight.
 
+    huber : half a square up to 1 and linear beyond, so that no error pulls harder than 1 (Mnih et
+    al. clip it there); False: half a square everywhere
     conservative : adds this times logsumexp_a Q(s, a) - Q(s, a of the data) [QL-13]: pushes down
     what nobody tried. Kumar et al. 2020 (their CQL(H)).
     returns : the TD errors and max_a Q(s, a), (runs, batch) each
@@ -268,13 +272,15 @@ def update(
     with torch.no_grad():
         next_q, next_target = network(seen.next_observations), target(seen.next_observations)
     goal = td_target(seen.rewards, next_q, next_target, seen.terminated, gamma=gamma, double=double)
-    loss = weights * huber_loss(taken, goal, reduction="none")
+    error = goal - taken
+    each = huber_loss(taken, goal, reduction="none") if huber else error.square() / 2
+    loss = weights * each
     if conservative:
         loss = loss + conservative * (q.logsumexp(-1) - taken)
     optimizer.zero_grad()
     loss.mean(1).sum().backward()  # a sum over runs: none feels the others
     optimizer.step()
-    return goal - taken.detach(), q.detach().max(-1).values
+    return error.detach(), q.detach().max(-1).values
 
 
 def learn_q(
@@ -293,6 +299,7 @@ def learn_q(
     decay: int = 2_000,
     copy_every: int = 100,
     tau: float = 1.0,
+    huber: bool = True,
     double: bool = False,
     dueling: bool = False,
     priority: float = 0.0,
@@ -309,6 +316,7 @@ def learn_q(
     epsilon     : share of random actions, first and last, falling over `decay` steps
     copy_every  : updates between copies into the frozen target; 1: no frozen target
     tau         : how far a copy goes; below 1 (with copy_every = 1) is a soft target
+    huber       : loss of `update`; without a frozen target only the plain square learns here
     priority    : exponent of the priorities; 0 = uniform      beta : of their weights, rising to 1
     The rest: see the module. The same seeds give bit-identical results. Raises TypeError for an
     environment without discrete actions and ValueError for impossible knobs.
@@ -361,9 +369,8 @@ def learn_q(
             due -= 1
             rising = beta + (1 - beta) * step / steps
             seen, places, weights = buffer.sample(batch, beta=rising, generator=generator)
-            errors, peak = update(
-                network, target, optimizer, seen, weights, gamma=gamma, double=double
-            )
+            knobs = {"gamma": gamma, "double": double, "huber": huber}
+            errors, peak = update(network, target, optimizer, seen, weights, **knobs)
             buffer.update(places, errors)
             updates += 1
             if updates % copy_every == 0:

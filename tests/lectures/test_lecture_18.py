@@ -52,11 +52,48 @@ def test_numbers_in_the_prose_are_those_printed(lecture):
     told = lecture.text("summary") + lecture.text("reuse-text")
     assert "3,913" in told
     assert "1: 3913" in lecture.printed("law")
+    single, double = re.findall(r"1\.198|0\.759", lecture.printed("gaussians"))
+    assert (float(single) - 1, 1 - float(double)) == pytest.approx((0.20, 0.24), abs=0.005)
     walks = lecture.printed("cliff-picture")
-    for number in ("-13", "-15", "-45.8", "-20.7"):
+    for number in ("-13", "-15", "-50.8", "-20.7"):
         assert number in walks
     cpu = re.findall(r"([\d.]+) CPU seconds", lecture.printed("reuse"))
     assert [float(x) for x in cpu] == pytest.approx([6.1, 6.9, 5.3], abs=0.05)
+
+
+def test_the_deadly_triad_by_hand(lecture):
+    """The fold of section 3.4: w after six updates, and the factor with state 2's own update."""
+    w = 1.0
+    for _ in range(6):
+        w += 0.5 * (0.9 * 2 * w - w)
+    both = 1 + 0.5 * (0.9 * 2 - 1) - 4 * 0.5  # state 2: target 0, prediction 2 w, slope 2
+    assert (round(w, 1), round(both, 1)) == (7.5, -0.6)
+    assert "six updates make 7.5 of 1" in lecture.text("tricks-after")
+    assert "(2\\gamma-5)=-.6" in lecture.text("tricks-after")
+
+
+def test_the_largest_of_151_936_gaussians():
+    """Text after the doors: the mean is 4.5, its bound 4.9."""
+    x = torch.linspace(0, 9, 200_001, dtype=torch.float64)
+    normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.0)
+    below = 1 - normal.cdf(x) ** 151_936  # E max = int_0 P(max > x) dx, all of it above 0
+    assert torch.trapezoid(below, x).item() == pytest.approx(4.5, abs=0.05)
+    assert (2 * np.log(151_936)) ** 0.5 == pytest.approx(4.9, abs=0.05)
+
+
+def test_the_law_where_one_token_holds_all_the_doubt(lecture):
+    last, first = [1.0] * 999 + [0.1], [0.1] * 1000
+    assert [round(sum(1 / p for p in odds)) for odds in (last, first)] == [1009, 10_000]
+    assert "at the last token: 1,009; at the first: 10,000" in lecture.text("reuse-text")
+
+
+def test_a_tie_is_not_an_answer():
+    right = torch.tensor([0, 1])
+    process = sorter_tree(torch.tensor([[1, 0]]), vocab_size=2, reward=sorted_reward)
+    tables = torch.zeros(3, 3, 2)
+    tables[1:, 0, 0] = 1.0  # the first token
+    tables[2, 1, 1] = 1.0  # the second, behind a 0
+    assert draw.answers_right(tables, process, right).tolist() == [False, False, True]
 
 
 def test_the_half_trained_sampler_is_right_one_time_in_ten():

@@ -108,6 +108,12 @@ def test_after_k_sweeps_the_last_k_tokens_are_right():
         assert by_depth == [1.0] * (length - sweep) + [0.0] * sweep
 
 
+def test_ties_share():
+    q = torch.tensor([[1.0, 1.0, 0.0], [0.0, 2.0, 1.0]])
+    assert greedy(q).tolist() == [[0.5, 0.5, 0], [0, 1, 0]]
+    assert greedy(q, epsilon=0.3)[1].tolist() == pytest.approx([0.1, 0.8, 0.1])
+
+
 def test_implicit_q_lies_between_the_mean_and_the_best_of_what_is_done(tree):
     dice = torch.Generator().manual_seed(1)
     behaviour = torch.rand(tree.next_state.shape[:2], generator=dice, dtype=torch.float64)
@@ -270,7 +276,7 @@ def test_impossible_values_are_named(cliff, tree):
     with pytest.raises(ValueError, match="policy must be"):
         policy_return(tree, torch.ones(3), gamma=1.0)
     with pytest.raises(ValueError, match="walk for ever"):
-        policy_return(cliff, greedy(torch.zeros(48, 4)), gamma=1.0)
+        policy_return(cliff, torch.eye(4)[torch.zeros(48).long()], gamma=1.0)
     with pytest.raises(RuntimeError, match="no fixed point"):
         optimal_q(one_state(ends=torch.zeros(1, 1, 1, dtype=torch.bool)), gamma=1.0, sweeps=50)
     with pytest.raises(ValueError, match="tau must lie between"):
