@@ -69,6 +69,7 @@ def optimal_q(
     returns : (states, actions) points. Raises RuntimeError when `sweeps` do not suffice, as with
     gamma = 1 where rewards can be collected for ever. Sutton and Barto 2018, section 4.4.
     """
+    _check_process(mdp)
     q = torch.zeros_like(mdp.rewards[..., 0])
     for _ in range(sweeps):
         after = bellman(mdp, q, gamma=gamma, epsilon=epsilon)
@@ -87,17 +88,21 @@ def policy_return(mdp: FiniteMDP, policy: Tensor, *, gamma: float) -> Tensor:
     policy : (states, actions) probabilities   returns : scalar, points
     Raises ValueError for another shape, and where gamma = 1 and the policy may never end.
     """
-    if policy.shape != mdp.next_state.shape[:2]:
-        raise ValueError(
-            f"policy must be (states, actions) = {tuple(mdp.next_state.shape[:2])}, "
-            f"got {tuple(policy.shape)}"
-        )
+    _check_share("gamma", gamma)
+    _check_process(mdp)
+    _check_policy("policy", policy, mdp)
     weight = policy[..., None].to(mdp.probability) * mdp.probability
     states = len(policy)
     move = torch.zeros(states, states, dtype=weight.dtype)
     alive = torch.where(mdp.ends, 0.0, weight).flatten(1)
     move.scatter_add_(1, mdp.next_state.flatten(1), alive)
     eye = torch.eye(states, dtype=weight.dtype)
+    if gamma == 1:  # a singular system, which rounding may hide: can every state reach an end?
+        step, ending = (move > 0).to(weight), (weight * mdp.ends).sum((1, 2)) > 0
+        while not torch.equal(ending, more := ending | (step @ ending.to(weight) > 0)):
+            ending = more
+        if not bool(ending.all()):
+            raise ValueError("this policy can walk for ever and gamma is 1: it has no return")
     try:
         value = torch.linalg.solve(eye - gamma * move, (weight * mdp.rewards).sum((1, 2)))
     except torch.linalg.LinAlgError:
@@ -125,6 +130,9 @@ def implicit_q(mdp: FiniteMDP, behaviour: Tensor, *, gamma: float, tau: float) -
     """
     if not 0 < tau < 1:
         raise ValueError(f"tau must lie between 0 and 1, got {tau!r}")
+    _check_share("gamma", gamma)
+    _check_process(mdp)
+    _check_policy("behaviour", behaviour, mdp)
     q = torch.zeros_like(mdp.rewards[..., 0])
     up = torch.tensor(tau, dtype=q.dtype)
     for _ in range(20_000):
@@ -175,6 +183,8 @@ def sorter_tree(prompts: Tensor, *, vocab_size: int, reward) -> FiniteMDP:
     """
     prompts = check_prompts(prompts)
     count, length = prompts.shape
+    if not 0 <= prompts.min() <= prompts.max() < vocab_size:
+        raise ValueError(f"prompts must hold tokens in 0..{vocab_size - 1}")
     prefixes = PrefixIndex(vocab_size, length, None)
     depth = (prefixes.listed >= 0).sum(1)  # (prefixes,)
     row = torch.arange(prefixes.count)
@@ -186,7 +196,13 @@ def sorter_tree(prompts: Tensor, *, vocab_size: int, reward) -> FiniteMDP:
     leaves = torch.arange(vocab_size).expand(int(last.sum()), -1)[..., None]
     responses = torch.cat([prefixes.listed[last][:, None].expand(-1, vocab_size, -1), leaves], -1)
     rewards = torch.zeros(count, prefixes.count, vocab_size, dtype=torch.float64)
-    rewards[:, last] = reward(prompts[:, None, None], responses).double()
+    points = reward(prompts[:, None, None], responses)
+    if points.shape != rewards[:, last].shape or not bool(points.isfinite().all()):
+        raise ValueError(
+            f"reward must give {tuple(rewards[:, last].shape)} finite points, "
+            f"got {tuple(points.shape)}"
+        )
+    rewards[:, last] = points.double()
     first = torch.arange(count)[:, None, None] * prefixes.count
     ends = last[:, None].expand(-1, vocab_size)
     return FiniteMDP(
@@ -266,6 +282,16 @@ def learn_table(
     for name, count in (("episodes", episodes), ("look_ahead", look_ahead)):
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"{name} must be a positive whole number, got {count!r}")
+    for name, count, least in (
+        ("replay", replay, 0),
+        ("max_steps", max_steps, 1),
+        ("every", episodes if every is None else every, 1),
+    ):
+        if not isinstance(count, int) or count < least:
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {count!r}")
+    _check_process(mdp)
+    if behaviour is not None:
+        _check_policy("behaviour", behaviour, mdp)
     if on_policy and double:
         raise ValueError("on_policy and double exclude each other: SARSA takes no maximum")
     if replay and (on_policy or look_ahead > 1):
@@ -338,6 +364,28 @@ def learn_table(
 
 def _mean(tables: list) -> Tensor:
     return torch.tensor(tables, dtype=torch.float64).mean(0)
+
+
+def _check_process(mdp: FiniteMDP) -> None:
+    off = (mdp.probability.sum(-1) - 1).abs().max()
+    if not off < 1e-6 or bool((mdp.probability < 0).any()):
+        raise ValueError(f"mdp.probability must be >= 0 and sum to 1 over outcomes, off by {off}")
+    if not bool(mdp.rewards.isfinite().all()):
+        raise ValueError("mdp.rewards must be finite, got nan or inf")
+    after, states = mdp.next_state, len(mdp.next_state)
+    if not 0 <= after.min() <= after.max() < states:
+        raise ValueError(f"mdp.next_state must lie in 0..{states - 1}")
+    if not mdp.start or not 0 <= min(mdp.start) <= max(mdp.start) < states:
+        raise ValueError(f"mdp.start must name states in 0..{states - 1}, got {mdp.start}")
+
+
+def _check_policy(name: str, policy: Tensor, mdp: FiniteMDP) -> None:
+    shape = tuple(mdp.next_state.shape[:2])
+    if tuple(policy.shape) != shape:
+        raise ValueError(f"{name} must be (states, actions) = {shape}, got {tuple(policy.shape)}")
+    off = (policy.sum(1) - 1).abs().max()
+    if not off < 1e-5 or bool((policy < 0).any()):
+        raise ValueError(f"{name} must hold probabilities that sum to 1 per state, off by {off}")
 
 
 def _check_share(name: str, share: float) -> None:

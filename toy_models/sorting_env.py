@@ -49,6 +49,8 @@ class SortingEnv(gymnasium.Env):
                 f"prompts must be (prompts, {length}) with at least one row, got "
                 f"{tuple(self.prompts.shape)}; length may not exceed vocab_size without prompts="
             )
+        if not 0 <= self.prompts.min() <= self.prompts.max() < vocab_size:
+            raise ValueError(f"prompts must hold tokens in 0..{vocab_size - 1}")
         self.vocab_size, self.length = vocab_size, length
         self.reward = sorted_reward if reward is None else reward
         self.action_space = gymnasium.spaces.Discrete(vocab_size)
@@ -65,7 +67,7 @@ class SortingEnv(gymnasium.Env):
     def step(self, action: int):
         if self.written is None or len(self.written) == self.length:
             raise RuntimeError("no answer is being written: call reset() before step()")
-        if not 0 <= int(action) < self.vocab_size:
+        if int(action) != action or not 0 <= int(action) < self.vocab_size:
             raise ValueError(f"action must be a token in 0..{self.vocab_size - 1}, got {action!r}")
         self.written.append(int(action))
         over = len(self.written) == self.length
@@ -91,11 +93,19 @@ def logged_transitions(
 
     prompts, responses : (n, L) integer   reward : reward(prompts, responses) -> points
     """
+    if responses.ndim != 2 or responses.shape != prompts.shape or not len(responses):
+        raise ValueError(
+            "prompts and responses must have one shape (n, L), at least one row, got "
+            f"{tuple(prompts.shape)} and {tuple(responses.shape)}"
+        )
     count, length = responses.shape
+    points = reward(prompts, responses)
+    if points.shape != (count,) or not bool(points.isfinite().all()):
+        raise ValueError(f"reward must give ({count},) finite points, got {tuple(points.shape)}")
     written = torch.arange(length) < torch.arange(length + 1)[:, None, None]
     prefixes = torch.where(written, responses, vocab_size).flatten(0, 1)
     seen = observe(prompts.repeat(length + 1, 1), prefixes, vocab_size).unflatten(0, (-1, count))
     last = torch.arange(length)[:, None] == length - 1
-    rewards = torch.where(last, reward(prompts, responses).float(), 0.0)
+    rewards = torch.where(last, points.float(), 0.0)
     rows = seen[:-1], responses.T, rewards, seen[1:], last.expand(-1, count)
     return Transitions(*(part.flatten(0, 1)[None] for part in rows))

@@ -101,6 +101,8 @@ def dueling_q(value: Tensor, advantages: Tensor) -> Tensor:
     value : (..., 1)   advantages, returns : (..., actions), points
     Without the mean a constant could move between the two heads unseen. Wang et al. 2016, eq. 9.
     """
+    if value.shape[-1:] != (1,):
+        raise ValueError(f"value must be (..., 1), got {tuple(value.shape)}")
     return value + advantages - advantages.mean(-1, keepdim=True)
 
 
@@ -110,6 +112,11 @@ def importance_weights(chances: Tensor, size: int, *, beta: float) -> Tensor:
     chances : (...) probability of the rows that were drawn   size : rows in the buffer
     Schaul et al. 2016, section 3.4; their division by the largest weight is left to the buffer.
     """
+    if not bool((chances > 0).all()) or size < 1 or not beta >= 0:
+        raise ValueError(
+            f"chances must be above 0, size at least 1, beta at least 0; got {chances.min():g}, "
+            f"{size}, {beta}"
+        )
     return (size * chances) ** -beta
 
 
@@ -191,7 +198,11 @@ class ReplayBuffer:
     def add(self, *step: Tensor) -> None:
         """One step of every run, in the order of `Transitions`: (runs, ...) each."""
         place = self.added % self.capacity
-        for kept, new in zip(self.rows, step, strict=True):
+        for name, kept, new in zip(Transitions._fields, self.rows, step, strict=True):
+            if new.shape != kept[:, place].shape:
+                raise ValueError(
+                    f"{name} must be {tuple(kept[:, place].shape)}, got {tuple(new.shape)}"
+                )
             kept[:, place] = new
         self.priorities[:, place] = self.largest
         self.added += 1
@@ -324,14 +335,26 @@ def learn_q(
     seeds = list(seeds)
     if not seeds:
         raise ValueError("seeds is empty: name at least one")
-    for name, count in (("steps", steps), ("batch", batch), ("copy_every", copy_every)):
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"{name} must be a positive whole number, got {count!r}")
+    _check_counts(
+        steps=steps, batch=batch, copy_every=copy_every, hidden=hidden, log_every=log_every
+    )
+    if not updates_per_step >= 0 or warmup < 0 or decay < 0:
+        raise ValueError(
+            "updates_per_step, warmup and decay must not be negative, got "
+            f"{updates_per_step}, {warmup}, {decay}"
+        )
+    for name, share, least in (("beta", beta, 0.0), ("tau", tau, 1e-12)):
+        if not least <= share <= 1:
+            raise ValueError(f"{name} must lie in 0..1, got {share!r}")
+    if not isinstance(epsilon, tuple) or len(epsilon) != 2:
+        raise ValueError(f"epsilon must be two shares in 0..1, got {epsilon!r}")
     if not all(0 <= share <= 1 for share in epsilon):
         raise ValueError(f"epsilon must be two shares in 0..1, got {epsilon!r}")
-    envs = [make() for _ in seeds]
+    envs = _build(make, len(seeds))
     if not isinstance(envs[0].action_space, gymnasium.spaces.Discrete):
         raise TypeError(f"actions must be Discrete, got {envs[0].action_space}")
+    if len(envs[0].observation_space.shape or ()) != 1:
+        raise TypeError(f"observations must be a flat Box, got {envs[0].observation_space}")
     actions = int(envs[0].action_space.n)
     now = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)]).astype(
         np.float32
@@ -371,6 +394,7 @@ def learn_q(
             seen, places, weights = buffer.sample(batch, beta=rising, generator=generator)
             knobs = {"gamma": gamma, "double": double, "huber": huber}
             errors, peak = update(network, target, optimizer, seen, weights, **knobs)
+            _check_finite(errors)
             buffer.update(places, errors)
             updates += 1
             if updates % copy_every == 0:
@@ -401,6 +425,17 @@ def learn_offline(
     The knobs are `learn_q`'s and `update`'s.
     """
     seeds = list(seeds)
+    if not seeds:
+        raise ValueError("seeds is empty: name at least one")
+    if len(logged.actions) != 1 or not logged.actions.numel():
+        raise ValueError(f"logged must be (1, rows, ...), got {tuple(logged.actions.shape)}")
+    if not 0 <= logged.actions.min() <= logged.actions.max() < actions:
+        raise ValueError(f"logged holds actions outside 0..{actions - 1}")
+    if not conservative >= 0:
+        raise ValueError(f"conservative must be at least 0, got {conservative}")
+    _check_counts(
+        updates=updates, batch=batch, copy_every=copy_every, hidden=hidden, log_every=log_every
+    )
     dice = np.random.default_rng(seeds)
     generator = torch.Generator().manual_seed(int(dice.integers(2**62)))
     shape = {"seeds": seeds, "hidden": hidden}
@@ -413,11 +448,30 @@ def learn_offline(
         seen = Transitions(*(x[0][places] for x in logged))
         knobs = {"gamma": gamma, "double": double, "conservative": conservative}
         errors, peak = update(network, target, optimizer, seen, torch.ones(places.shape), **knobs)
+        _check_finite(errors)
         if k % copy_every == 0:
             copy_weights(target, network)
         if k % log_every == 0:
             log.append((peak.mean(1), errors.abs().mean(1)))
     return QRun(network, [[] for _ in seeds], *_columns(log, len(seeds)))
+
+
+def _check_counts(**counts: int) -> None:
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} must be a positive whole number, got {count!r}")
+
+
+def _check_finite(errors: Tensor) -> None:
+    if not bool(errors.isfinite().all()):
+        raise FloatingPointError("TD errors are inf or nan: check rewards, observations and lr")
+
+
+def _build(make: Callable[[], gymnasium.Env], runs: int) -> list[gymnasium.Env]:
+    envs = [make() for _ in range(runs)]
+    if len({id(env) for env in envs}) < runs:
+        raise ValueError("make must build a new environment at each call; two runs share one")
+    return envs
 
 
 def _columns(log: list[tuple[Tensor, Tensor]], runs: int) -> list[Tensor]:
@@ -429,8 +483,13 @@ def act_greedily(
 ) -> Tensor:
     """Returns of argmax_a Q, each run alone with its network: (runs, episodes) points."""
     runs = network.weights[0].shape[0]
+    _check_counts(episodes=episodes)
     returns = torch.zeros(runs, episodes)
-    envs = [make() for _ in range(runs)]
+    envs = _build(make, runs)
+    if envs[0].action_space.n != network.actions:
+        raise ValueError(
+            f"the network has {network.actions} actions, the environment {envs[0].action_space}"
+        )
     for episode in range(episodes):
         now = np.stack([env.reset(seed=seed + episode)[0] for env in envs]).astype(np.float32)
         alive = [True] * runs

@@ -285,3 +285,156 @@ def test_impossible_values_are_named(cliff, tree):
         from_gymnasium(gymnasium.make("CartPole-v1"))
     with pytest.raises(ValueError, match="at least 2"):
         two_doors(1)
+
+
+# --- pieces by hand ------------------------------------------------------------------------------
+
+
+def two_arms() -> FiniteMDP:
+    """Action 1 pays a point and action 0 nothing; then it is over."""
+    pay = torch.tensor([[[0.0], [1.0]]], dtype=torch.float64)
+    ends = torch.ones(1, 2, 1, dtype=torch.bool)
+    return FiniteMDP(torch.zeros(1, 2, 1, dtype=torch.long), torch.ones_like(pay), pay, ends)
+
+
+def corridor() -> FiniteMDP:
+    """States 0, 1, 2 in a row, one action, paying 1, 2, 4."""
+    pay = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)[:, None, None]
+    after = torch.tensor([1, 2, 0])[:, None, None]
+    return FiniteMDP(after, torch.ones_like(pay), pay, after == 0)
+
+
+ONCE = {"episodes": 1, "gamma": 0.5, "lr": 1.0, "epsilon": 0.0, "seed": 0}
+
+
+def test_a_policy_is_discounted(tree):
+    half = policy_return(tree, greedy(optimal_q(tree, gamma=0.5)), gamma=0.5)
+    assert half.item() == pytest.approx(0.25)
+    mu = torch.full(tree.next_state.shape[:2], 1 / 3, dtype=torch.float64)
+    q = implicit_q(tree, mu, gamma=0.5, tau=0.5)
+    value = (mu * q).sum(1)[list(tree.start)].mean()
+    assert value.item() == pytest.approx(policy_return(tree, mu, gamma=0.5).item())
+
+
+def test_expectile_by_bisection():
+    """Eight values, where one reweighted mean is not enough."""
+    dice = torch.Generator().manual_seed(0)
+    pay = torch.randn(8, generator=dice, dtype=torch.float64).exp()
+    mu = torch.rand(8, generator=dice, dtype=torch.float64)
+    mu, tau, low, high = mu / mu.sum(), 0.9, 0.0, pay.max()
+    for _ in range(100):
+        v = (low + high) / 2
+        over = (
+            tau * (mu * (pay - v).clamp(min=0)).sum()
+            > (1 - tau) * (mu * (v - pay).clamp(min=0)).sum()
+        )
+        low, high = (v, high) if over else (low, v)
+    rewards = torch.stack([torch.zeros_like(pay), pay])[..., None]
+    ends = torch.tensor([False, True])[:, None, None].expand(2, 8, 1)
+    mdp = FiniteMDP(torch.ones(2, 8, 1).long(), torch.ones_like(rewards), rewards, ends)
+    q = implicit_q(mdp, mu.expand(2, -1), gamma=1.0, tau=tau)
+    assert q[0].tolist() == pytest.approx([v.item()] * 8, abs=1e-12)
+
+
+def test_one_episode_by_hand():
+    for look_ahead, q in ((1, [1, 2, 4]), (2, [2, 4, 4]), (3, [3, 4, 4])):
+        run = learn_table(corridor(), look_ahead=look_ahead, **ONCE)
+        assert run.q[:, 0].tolist() == q
+        assert run.returns.tolist() == [7]  # undiscounted
+    halves = [learn_table(one_state(), double=True, **ONCE | {"seed": s}).q.item() for s in (0, 1)]
+    assert halves == [0.5, 0.5]  # the mean of two tables, one of which has learned
+
+
+def test_a_cut_is_bootstrapped_from_all_the_steps_that_wait():
+    endless = one_state(ends=torch.zeros(1, 1, 1, dtype=torch.bool))
+    knobs = {"episodes": 300, "gamma": 0.9, "lr": 0.5, "epsilon": 0.0, "seed": 0, "max_steps": 5}
+    run = learn_table(endless, look_ahead=3, **knobs)
+    assert run.q.item() == pytest.approx(10)
+    assert run.returns.unique().tolist() == [5]
+
+
+def test_what_is_replayed_ends_too():
+    knobs = {"episodes": 50, "gamma": 0.9, "lr": 0.5, "epsilon": 0.0, "seed": 0, "replay": 5}
+    assert learn_table(one_state(), **knobs).q.item() == pytest.approx(1)
+
+
+def test_old_steps_are_replayed_and_not_only_the_latest():
+    knobs = {"episodes": 200, "gamma": 1.0, "lr": 1.0, "epsilon": 1.0}
+    q = [learn_table(chain(4), seed=seed, replay=1, **knobs).q[0, 1].item() for seed in range(40)]
+    bare = [learn_table(chain(4), seed=seed, **knobs).q[0, 1].item() for seed in range(40)]
+    assert sum(q) >= sum(bare)
+    few = {"episodes": 25, "gamma": 1.0, "lr": 1.0, "epsilon": 1.0}
+    heard = [
+        sum(learn_table(chain(4), seed=s, replay=k, **few).q[0, 1].item() for s in range(100))
+        for k in (0, 3)
+    ]
+    assert heard[1] > 1.5 * heard[0]
+
+
+def test_actions_are_chosen_by_lot_by_both_tables_or_as_told():
+    still = two_arms()._replace(rewards=torch.zeros(1, 2, 1, dtype=torch.float64))
+    many = ONCE | {"episodes": 100}
+    assert 30 < learn_table(still, **many).first_actions.sum() < 70  # a tie
+    for seed in range(20):
+        first = learn_table(two_arms(), double=True, **many | {"seed": seed}).first_actions
+        assert first[first.argmax() :].all()  # once it has paid, in whichever table
+    told = torch.tensor([[0.9, 0.1]], dtype=torch.float64)
+    assert 1 <= learn_table(two_arms(), behaviour=told, **many).first_actions.sum() < 25
+
+
+def test_outcomes_come_with_their_probability_and_snapshots_in_time():
+    odds = FiniteMDP(
+        torch.zeros(1, 1, 2, dtype=torch.long),
+        torch.tensor([[[0.9, 0.1]]], dtype=torch.float64),
+        torch.tensor([[[0.0, 1.0]]], dtype=torch.float64),
+        torch.ones(1, 1, 2, dtype=torch.bool),
+    )
+    knobs = ONCE | {"lr": 0.5}
+    assert learn_table(odds, **knobs | {"episodes": 1000}).returns.mean() == pytest.approx(
+        0.1, abs=0.04
+    )
+    run = learn_table(odds, **knobs | {"episodes": 50}, every=20)
+    assert len(run.snapshots) == 3
+    assert torch.equal(run.snapshots[2], learn_table(odds, **knobs | {"episodes": 40}).q)
+
+
+def test_silent_nonsense_is_refused(tree):
+    shape, knobs = tree.next_state.shape[:2], ONCE | {"gamma": 1.0}
+    mu = torch.full(shape, 1 / 3, dtype=torch.float64)
+    for wrong in (mu.log(), 2 * mu, mu * torch.nan):
+        for call in (
+            lambda p: policy_return(tree, p, gamma=1.0),
+            lambda p: implicit_q(tree, p, gamma=1.0, tau=0.5),
+            lambda p: learn_table(tree, behaviour=p, **knobs),
+        ):
+            with pytest.raises(ValueError, match="sum to 1"):
+                call(wrong)
+    with pytest.raises(ValueError, match="behaviour must be"):
+        implicit_q(tree, mu[:1], gamma=1.0, tau=0.5)
+    for call in (policy_return, lambda m, p, gamma: implicit_q(m, p, gamma=gamma, tau=0.5)):
+        with pytest.raises(ValueError, match="gamma must lie"):
+            call(tree, mu, gamma=2.0)
+    for knob in ({"replay": -1}, {"max_steps": 0}, {"every": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(knob))} must be"):
+            learn_table(tree, **knobs, **knob)
+    one = one_state()
+    for change, match in (
+        ({"probability": 2 * one.probability}, "probability"),
+        ({"rewards": one.rewards * torch.nan}, "finite"),
+        ({"next_state": one.next_state - 1}, "next_state"),
+        ({"start": ()}, "start"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            optimal_q(one._replace(**change), gamma=1.0)
+    for prompts, reward in ((PROMPTS + 1, sorted_reward), (PROMPTS, lambda x, y: torch.ones(6))):
+        with pytest.raises(ValueError, match="must"):
+            sorter_tree(prompts, vocab_size=3, reward=reward)
+
+
+def test_a_walk_without_end_is_seen_through_rounding():
+    after = torch.tensor([0, 1, 2]).expand(3, 1, 3)
+    odds = torch.tensor([[0.7, 0.1, 0.2], [0.3, 0.3, 0.4], [1 / 3] * 3], dtype=torch.float64)
+    odds = odds[:, None] / odds[:, None].sum(-1, keepdim=True)
+    mdp = FiniteMDP(after, odds, torch.ones_like(odds), torch.zeros(3, 1, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="walk for ever"):
+        policy_return(mdp, torch.ones(3, 1), gamma=1.0)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
+from toy_models import value_based as vb
 from toy_models.finite_mdp import optimal_q, sorter_tree
 from toy_models.sorting import SortingTask, position_match_reward, sorted_reward
 from toy_models.value_based import (
@@ -325,3 +326,267 @@ def test_impossible_values_are_named():
         env.step(3)
     with pytest.raises(ValueError, match="prompts must be"):
         SortingEnv(2, 3)
+
+
+# --- wiring: what goes where ---------------------------------------------------------------------
+
+
+class Counter(gymnasium.Env):
+    """Sees [time], earns 10 times the time plus the action; ends after `end` steps, or is cut."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+    observation_space = gymnasium.spaces.Box(-1.0, 99.0, (1,), np.float32)
+
+    def __init__(self, end: int = 99, cut: int = 99):
+        self.end, self.cut, self.seeds = end, cut, []
+
+    def reset(self, *, seed=None, options=None):
+        self.seeds.append(seed)
+        self.t = 0
+        return np.array([0.0], np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        reward = 10.0 * self.t + action
+        return np.array([self.t], np.float32), reward, self.t >= self.end, self.t >= self.cut, {}
+
+
+def watched(monkeypatch, **knobs):
+    """learn_q on counters without learning; what it added, drew, updated and copied."""
+    log = {"added": [], "betas": [], "updates": [], "taus": [], "lr": [], "replayed": 0}
+    add, sample, replayed = ReplayBuffer.add, ReplayBuffer.sample, ReplayBuffer.update
+
+    def see_update(network, target, optimizer, seen, weights, **given):
+        log["updates"].append(given)
+        log["lr"].append(optimizer.param_groups[0]["lr"])
+        assert target is not network
+        return -torch.ones(weights.shape), torch.ones(weights.shape)
+
+    def see_replayed(buffer, places, errors):
+        log["replayed"] += 1
+        replayed(buffer, places, errors)
+
+    def see_sample(buffer, batch, *, beta, generator):
+        log["betas"].append((beta, buffer.priority))
+        return sample(buffer, batch, beta=beta, generator=generator)
+
+    monkeypatch.setattr(vb, "update", see_update)
+    monkeypatch.setattr(vb, "copy_weights", lambda *_, tau: log["taus"].append(tau))
+    monkeypatch.setattr(
+        ReplayBuffer,
+        "add",
+        lambda b, *row: (log["added"].append([x.clone() for x in row]), add(b, *row)),
+    )
+    monkeypatch.setattr(ReplayBuffer, "sample", see_sample)
+    monkeypatch.setattr(ReplayBuffer, "update", see_replayed)
+    envs = []
+
+    def make():
+        envs.append(Counter(end=3) if not envs else Counter(cut=4))
+        return envs[-1]
+
+    run = learn_q(make, seeds=(5, 6), hidden=4, **knobs)
+    return run, log, envs
+
+
+def test_what_is_remembered_is_what_happened(monkeypatch):
+    run, log, envs = watched(monkeypatch, steps=8, warmup=8, batch=2)
+    assert [env.seeds for env in envs] == [[5, None, None], [6, None, None]]
+    for k, (length, ends) in enumerate(((3, True), (4, False))):
+        earned = 0.0
+        for step, row in enumerate(log["added"]):
+            now, action, reward, after, terminated = (part[k] for part in row)
+            t = step % length  # a row after an end starts again at 0, and never looks behind
+            assert (now.item(), after.item()) == (t, t + 1)
+            assert reward == 10 * (t + 1) + action
+            assert terminated.item() == (ends and t == length - 1)
+            earned += reward.item()
+            if t == length - 1:
+                assert run.episodes[k][step // length] == (step + 1, earned)
+                earned = 0.0
+
+
+def test_every_knob_of_learn_q_reaches_its_place(monkeypatch):
+    given = {"double": True, "gamma": 0.7, "lr": 0.01, "tau": 0.3, "beta": 0.2, "priority": 0.5}
+    counts = {"steps": 40, "warmup": 20, "batch": 4, "copy_every": 5, "log_every": 3}
+    run, log, _ = watched(monkeypatch, updates_per_step=2.0, dueling=True, **given, **counts)
+    assert len(log["updates"]) == log["replayed"] == 42  # two for each step from 20 on
+    assert {name: log["updates"][0][name] for name in ("gamma", "double")} == {
+        "gamma": 0.7,
+        "double": True,
+    }
+    assert (log["lr"][0], log["taus"]) == (0.01, [0.3] * 8)
+    assert log["betas"][0] == (pytest.approx(0.2 + 0.8 * 20 / 40), 0.5)
+    assert log["betas"][-1][0] == pytest.approx(1)
+    assert run.network.dueling
+    assert run.values.shape == run.errors.shape == (14, 2)
+    assert (run.errors == 1).all()
+
+
+def test_exploration_fills_the_memory_and_then_falls(monkeypatch):
+    knobs = {"steps": 300, "warmup": 100, "batch": 4, "decay": 200}
+    _, log, _ = watched(monkeypatch, epsilon=(1.0, 0.0), **knobs)
+    actions = torch.stack([row[1] for row in log["added"]]).double()[:, 1]
+    rows = torch.stack([row[0] for row in log["added"]])[:, 1, 0]
+    assert 0.3 < actions[:100].mean() < 0.7
+    for t in range(4):  # nothing is learned here, so the greedy action of a time is always one
+        assert len(actions[200:][rows[200:] == t].unique()) == 1
+    _, log, _ = watched(monkeypatch, epsilon=(1.0, 1.0), **knobs)
+    assert 0.3 < torch.stack([row[1] for row in log["added"]])[200:].double().mean() < 0.7
+
+
+def test_each_seed_has_its_own_network():
+    both, alone = QNetwork(2, 3, seeds=(0, 1)), QNetwork(2, 3, seeds=(1,))
+    for part, own in zip(both.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(part[1:], own)
+    x = torch.randn(2, 5, 2, generator=torch.Generator().manual_seed(0))
+    (w1, w2, w3), (b1, b2, b3) = both.weights, both.biases
+    by_hand = ((x @ w1 + b1).relu() @ w2 + b2).relu() @ w3 + b3
+    assert torch.allclose(both(x), by_hand, atol=1e-6)
+
+
+def test_runs_share_no_row_and_no_priority():
+    buffer = ReplayBuffer(10, 1, runs=2, priority=1.0)
+    for k in range(3):  # partly filled
+        seen = torch.tensor([[1.0], [2.0]])
+        buffer.add(seen, torch.tensor([k, k]), seen[:, 0], seen, torch.tensor([False, False]))
+    assert torch.allclose(buffer.chances(), torch.full((2, 3), 1 / 3))
+    buffer.update(torch.tensor([[0, 1], [2, 1]]), torch.tensor([[-4.99, 0.99], [1.99, 0.0]]))
+    right = torch.tensor([[5.0, 1.0, 1.0], [1.0, 0.01, 2.0]])  # the sign does not matter
+    assert torch.allclose(buffer.chances(), right / right.sum(1, keepdim=True))
+    dice = torch.Generator().manual_seed(0)
+    for _ in range(20):  # one at a time: the largest weight is the buffer's, not the batch's
+        rows, places, weights = buffer.sample(1, beta=0.4, generator=dice)
+        assert rows.rewards[:, 0].tolist() == [1, 2]
+        chance = right.gather(1, places)
+        assert torch.allclose(weights, (chance / right.min(1, keepdim=True).values) ** -0.4)
+    buffer.add(seen, torch.tensor([3, 3]), seen[:, 0], seen, torch.tensor([False, False]))
+    assert torch.allclose(buffer.priorities[:, 3], torch.tensor([5.0, 2.0]))  # the largest so far
+    uniform = ReplayBuffer(10, 1)
+    uniform.add(seen[:1], torch.tensor([7]), seen[0], seen[:1], torch.tensor([False]))
+    assert (uniform.sample(50, generator=dice)[0].actions == 7).all()
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_an_update_by_hand(double):
+    """Two runs, the second as it would be alone; the frozen network is the one that evaluates."""
+    dice = torch.Generator().manual_seed(0)
+    now, after = torch.randn(2, 2, 6, 3, generator=dice)
+    actions = torch.randint(4, (2, 6), generator=dice)
+    rewards, weights = 2 * torch.randn(2, 6, generator=dice), torch.rand(2, 6, generator=dice)
+    seen = Transitions(now, actions, rewards, after, torch.arange(6).expand(2, 6) == 5)
+    network, target, twin = (QNetwork(3, 4, seeds=s) for s in ((0, 1), (2, 3), (0, 1)))
+    ahead, frozen = network(after), target(after)
+    best = (ahead if double else frozen).argmax(-1, keepdim=True)
+    goal = rewards + 0.9 * frozen.gather(-1, best)[..., 0] * ~seen.terminated
+    q = twin(now)
+    error = goal.detach() - q.gather(-1, actions[..., None])[..., 0]
+    huber = torch.where(error.abs() < 1, error.square() / 2, error.abs() - 0.5)
+    pushed = q.logsumexp(-1) - q.gather(-1, actions[..., None])[..., 0]
+    ((weights * huber + 0.3 * pushed).mean(1)).sum().backward()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for part in network.parameters():
+        part.grad = torch.ones_like(part)  # what an earlier step left behind
+    knobs = {"gamma": 0.9, "double": double, "conservative": 0.3}
+    errors, peak = vb.update(network, target, optimizer, seen, weights, **knobs)
+    for part, own in zip(network.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(part, own - 0.1 * own.grad, atol=1e-6)
+    assert torch.allclose(errors, error, atol=1e-6)
+    assert torch.equal(peak, q.max(-1).values)
+
+
+def test_every_knob_of_learn_offline_reaches_its_place(monkeypatch):
+    _, logged = logged_answers(20)
+    log, copies = [], []
+
+    def see_update(network, target, optimizer, seen, weights, **given):
+        log.append((optimizer.param_groups[0]["lr"], seen.actions.shape, given))
+        return torch.ones(weights.shape), torch.ones(weights.shape)
+
+    monkeypatch.setattr(vb, "update", see_update)
+    monkeypatch.setattr(vb, "copy_weights", lambda *_: copies.append(len(log)))
+    counts = {"updates": 10, "batch": 3, "copy_every": 4, "log_every": 5}
+    knobs = {"gamma": 0.8, "double": True, "conservative": 0.2}
+    run = learn_offline(logged, 8, seeds=(1, 2), lr=0.02, **counts, **knobs)
+    assert log[0][:2] == (0.02, (2, 3))
+    assert knobs.items() <= log[0][2].items()
+    assert (copies, run.values.shape) == ([4, 8], (2, 2))
+
+
+def test_greedy_play_stops_at_the_end_of_each_run():
+    network, envs = QNetwork(1, 2, seeds=(0, 1)), []
+    with torch.no_grad():
+        network.biases[-1][:, :, 1] += 1000  # action 1, always
+
+    def make():
+        envs.append(Counter(end=2) if not envs else Counter(cut=3))
+        return envs[-1]
+
+    assert act_greedily(network, make, episodes=2, seed=7).tolist() == [[32, 32], [63, 63]]
+    assert [env.seeds for env in envs] == [[7, 8], [7, 8]]
+
+
+def test_silent_nonsense_is_refused():
+    small = {"steps": 30, "batch": 4, "warmup": 4, "hidden": 4}
+    for knob in (
+        {"updates_per_step": math.nan},
+        {"warmup": -1},
+        {"decay": -1},
+        {"log_every": 0},
+        {"hidden": 0},
+        {"beta": math.nan},
+        {"tau": 2.0},
+        {"epsilon": 0.1},
+    ):
+        with pytest.raises(ValueError, match=next(iter(knob))):
+            learn_q(Counter, **small | knob)
+    with pytest.raises(TypeError, match="flat Box"):
+        learn_q(lambda: gymnasium.make("FrozenLake-v1"), **small)
+    shared = Counter()
+    with pytest.raises(ValueError, match="a new environment"):
+        learn_q(lambda: shared, seeds=(0, 1), **small)
+    with pytest.raises(FloatingPointError, match="TD errors"):
+        learn_q(lambda: gymnasium.wrappers.TransformReward(Counter(), lambda _: math.nan), **small)
+    with pytest.raises(ValueError, match="has 3 actions"):
+        act_greedily(QNetwork(1, 3), Counter, episodes=1)
+    with pytest.raises(ValueError, match="episodes"):
+        act_greedily(QNetwork(1, 2), Counter, episodes=0)
+    with pytest.raises(ValueError, match=r"value must be \(\.\.\., 1\)"):
+        dueling_q(torch.ones(3), torch.ones(3, 3))
+    for chances, beta in (([0.0, 1.0], 1.0), ([-0.5, 1.5], 0.5), ([0.5, 0.5], math.nan)):
+        with pytest.raises(ValueError, match="chances must be"):
+            importance_weights(torch.tensor(chances), 2, beta=beta)
+    row = torch.zeros(1, 1), torch.tensor([0]), torch.tensor([0.0]), torch.zeros(1, 1)
+    with pytest.raises(ValueError, match=r"observations must be \(2, 1\)"):
+        ReplayBuffer(3, 1, runs=2).add(*row, torch.tensor([False]))
+    _, logged = logged_answers(5)
+    twice = Transitions(*(torch.cat([part, part]) for part in logged))
+    for log, actions, knob, match in (
+        (logged, 2, {}, r"outside 0\.\.1"),
+        (twice, 8, {}, r"logged must be \(1"),
+        (logged, 8, {"seeds": ()}, "seeds"),
+        (logged, 8, {"updates": 0}, "updates"),
+        (logged, 8, {"conservative": -1.0}, "conservative"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            learn_offline(log, actions, **{"updates": 2} | knob)
+    x = torch.tensor([[2, 0, 1], [0, 1, 2]])
+    with pytest.raises(ValueError, match="prompts must hold"):
+        SortingEnv(3, 3, prompts=x + 1)
+    for prompts, reward, match in (
+        (x, lambda *_: torch.ones(2, 1), "reward must"),
+        (x, lambda *_: torch.full((2,), math.nan), "reward must"),
+        (x[:, :2], sorted_reward, "one shape"),
+        (x[:1], sorted_reward, "one shape"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            logged_transitions(prompts, x, vocab_size=3, reward=reward)
+
+
+def test_the_prompt_is_judged_as_it_was_asked():
+    env = SortingEnv(3, 3, prompts=torch.tensor([[2, 0, 1]]), reward=lambda x, y: x[..., 0] + 0.5)
+    env.reset(seed=0)
+    assert [env.step(1)[1] for _ in range(3)] == [0, 0, 2.5]
+    env.reset()
+    with pytest.raises(ValueError, match="action must be"):
+        env.step(1.7)
