@@ -204,7 +204,7 @@ export function sentence(state) {
 function note({ reward, judge }) {
   const rule =
     reward === "points"
-      ? "The reward: a point per number in its place, one for ending in time."
+      ? "The reward: a point per number in its place, one for holding exactly three."
       : "The reward: 1 for exactly (0, 1, 2), else 0.";
   const flawed =
     judge === "partial"

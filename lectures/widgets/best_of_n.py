@@ -268,7 +268,7 @@ class BestOfN(LectureWidget):
     @property
     def note(self) -> str:
         rule = (
-            "The reward: a point per number in its place, one for ending in time."
+            "The reward: a point per number in its place, one for holding exactly three."
             if self.reward == "points"
             else "The reward: 1 for exactly (0, 1, 2), else 0."
         )
