@@ -28,7 +28,7 @@ from torch.nn.functional import silu, softplus
 
 from toy_models.linear_quadratic import DTYPE, LQ, positive_or_zero
 
-LOG_STD_RANGE = (-5.0, 2.0)  # nats: the widest and narrowest Gaussian an actor can say
+LOG_STD_RANGE = (-5.0, 2.0)  # nats: the narrowest and the widest Gaussian an actor can say
 
 
 # --- the pieces: four pure functions ------------------------------------------------------------
@@ -80,6 +80,8 @@ def soft_update(targets: Sequence[Tensor], sources: Sequence[Tensor], tau: float
         raise ValueError(f"tau must lie in [0, 1], got {tau}")
     if len(targets) != len(sources):
         raise ValueError(f"{len(targets)} targets for {len(sources)} sources")
+    if any(t.shape != s.shape for t, s in zip(targets, sources, strict=True)):
+        raise ValueError("targets and sources must have the same shapes, one by one")
     with torch.no_grad():
         torch._foreach_lerp_(list(targets), list(sources), tau)
 
@@ -108,12 +110,13 @@ class Method:
     """What DDPG, TD3 and SAC differ in (first block), and what they share.
 
     twin         : two critics, of which the smaller counts
-    delay        : critic steps per actor step
+    delay        : critic steps per step of the actor and of all target networks
     smoothing    : std of the noise on the target's action, in units of bound, cut at ± 2.5 std
     stochastic   : a tanh-Gaussian actor that is paid for entropy
     alpha        : temperature, points per nat; None: learned, so that entropy = target_entropy
     explore      : std of the noise on a deterministic action, in units of bound
-    noise_memory : 0 draws it afresh, near 1 lets it drift (Ornstein–Uhlenbeck), same std
+    noise_memory : 0 draws it afresh, near 1 lets it drift (Ornstein–Uhlenbeck), same std; the
+                   drift runs on over the ends of episodes, where Lillicrap et al. start it anew
     """
 
     name: str
@@ -239,6 +242,8 @@ def learn_continuous(
     """
     envs = [make_env() for _ in seeds]
     _check(envs, method, seeds, steps)
+    if not isinstance(every, int) or every < 1:
+        raise ValueError(f"every must be an integer ≥ 1, got {every!r}")
     m, runs, width = method, Runs(method, envs[0], seeds), envs[0].observation_space.shape[0]
     actor_steps = torch.optim.Adam([*runs.actor], lr=m.lr)
     critic_steps = torch.optim.Adam([*runs.critic], lr=m.lr)
@@ -291,7 +296,10 @@ def _critic_step(runs: Runs, optimizer, batch: tuple[Tensor, ...], gamma: float)
 
 
 def _next_value(runs: Runs, after: Tensor, noise: Tensor) -> Tensor:
-    """What the target networks say about the policy's own action there [MAX-7], [MAX-9]."""
+    """What the target networks say about the policy's own action there [MAX-7], [MAX-9].
+
+    TD3 takes the target actor's action and adds noise; SAC, as in its paper, draws from the actor.
+    """
     m = runs.method
     with torch.no_grad():
         a, logp = runs.policy(after, runs.actor if m.stochastic else runs.actor_target, noise)
@@ -315,6 +323,8 @@ def _actor_step(runs: Runs, optimizer, alpha_optimizer, s: Tensor) -> None:
 
 def _descend(optimizer, parameters: list[Tensor], loss: Tensor) -> None:
     """One optimiser step on these parameters only; the loss may run through others."""
+    if not bool(loss.isfinite()):
+        raise FloatingPointError("a loss is inf or nan: check rewards, states and knobs")
     grads = torch.autograd.grad(loss, parameters)
     for parameter, grad in zip(parameters, grads, strict=True):
         parameter.grad = grad
@@ -336,6 +346,8 @@ def _check(envs: list, method: Method, seeds: Sequence[int], steps: int) -> None
         raise TypeError(f"method must be DDPG, TD3, SAC or a Method, got {method!r}")
     if not envs or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"needs at least one seed and steps ≥ 1, got {list(seeds)} and {steps}")
+    if len({id(env) for env in envs}) < len(envs):
+        raise ValueError("make_env must build a new environment at each call; two seeds share one")
     for space in (envs[0].observation_space, envs[0].action_space):
         if not isinstance(space, Box) or len(space.shape) != 1:
             raise TypeError(f"states and actions must be flat Box spaces, got {space}")
