@@ -32,7 +32,7 @@ class Solution(NamedTuple):
 
     gain, std : the policy is Normal(-gain s, std²)       entropy : nats of one action
     P, offset : its value is V(s) = -P s² - offset, points (entropy included if alpha > 0)
-    curvature : c + discount B² P, so Q(s, a) = V-like(s) - curvature (a + gain s)² if optimal
+    curvature : c + discount B² P; at alpha = 0, Q(s, a) = V(s) - curvature (a + gain s)²
     """
 
     gain: float

@@ -4,9 +4,11 @@
     form = average_reward(chain, policy)            # J, how often each state is visited, Q
     (form.visits[:, None].detach() * policy * form.q.detach()).sum().backward()     # grad J
 
-Three objectives over one chain, each as J = sum_s visits(s) E[r(s, a)] with its own visits and its
-own Q, exact by linear algebra and differentiable in the policy. Left out: states that cannot be
-reached, chains that are periodic, anything sampled. Lecture 19.
+Two objectives over one chain, discounted and average reward, each as J = sum_s visits(s) E[r(s, a)]
+with its own visits and its own Q, exact by linear algebra and differentiable in the policy. A third
+one, with a horizon, has no such `Form`: its Q depends on the steps to go (`surrogate` sums over
+them). Left out: states that cannot be reached, chains that are periodic, anything sampled.
+Lecture 19.
 """
 
 from typing import NamedTuple
@@ -90,7 +92,8 @@ def horizon_return(chain: Chain, policy: Tensor, steps: int) -> Tensor:
 def surrogate(chain: Chain, old: Tensor, new: Tensor, steps: int) -> Tensor:
     """L = E[new / old · A] over the states of `old`, whose d has the factor 1 / steps.
 
-    An average over steps; J_new - J_old = steps · L to first order in new - old.
+    An average over steps, each with the Q of its own steps to go; J_new - J_old = steps · L to
+    first order in new - old, so in `new` at `old` the gradient of steps · L is that of J.
     """
     values, at, total = _values(chain, old, steps), chain.first, 0.0
     (move, _), _ = _under(chain, old), _under(chain, new)  # the second: only to be checked

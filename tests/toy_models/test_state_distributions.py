@@ -56,6 +56,24 @@ def test_a_surrogate_over_averaged_states_is_per_step(theta):
     assert (change / sd.surrogate(CHAIN, old, new, 7)).item() == pytest.approx(7, abs=1e-3)
 
 
+def test_with_a_horizon_the_gradient_needs_a_q_with_a_clock(theta):
+    policy = policy_of(theta)
+    truth, clock = (
+        torch.autograd.grad(J, theta, retain_graph=True)[0]
+        for J in (
+            sd.horizon_return(CHAIN, policy, 7),
+            7 * sd.surrogate(CHAIN, policy.detach(), policy, 7),
+        )
+    )
+    assert (clock - truth).abs().max() < 1e-9
+    values, at, visits = sd._values(CHAIN, policy.detach(), 7), CHAIN.first, 0  # without a clock
+    for _ in range(7):
+        visits, at = visits + at, at @ sd._under(CHAIN, policy.detach())[0]
+    q = CHAIN.rewards + CHAIN.move @ values[6]
+    blind = sd.state_gradient(sd.Form(truth, visits, q), policy, theta)
+    assert (blind - truth).abs().max() > 0.01 * truth.abs().max()
+
+
 def test_impossible_arguments_are_named(theta):
     with pytest.raises(ValueError, match="gamma must lie"):
         sd.discounted(CHAIN, policy_of(theta), gamma=1.0)
