@@ -44,7 +44,7 @@ Score = Callable[[Tensor], Tensor]
 
 
 def reward(prompts: Tensor, responses: Tensor) -> Tensor:
-    """Points for right numbers and for ending in time: 0 to 4 for a prompt of three."""
+    """Points for right numbers and for holding exactly as many: 0 to 4 for a prompt of three."""
     return sort_then_end_reward(prompts, responses, eos_id=END)
 
 
