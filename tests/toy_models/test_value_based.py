@@ -58,6 +58,12 @@ def test_the_target_by_hand():
     assert double.tolist() == [2.5, 1.0, 1.0]
 
 
+def test_the_target_is_a_constant():
+    q = torch.ones(2, 3, requires_grad=True)
+    zeros = torch.zeros(2)
+    assert not td_target(zeros, q, q, zeros, gamma=1.0, double=True).requires_grad
+
+
 def test_the_target_at_the_optimum_is_the_optimum():
     tree = sorter_tree(SortingTask(3, 3).distinct_prompts(), vocab_size=3, reward=sorted_reward)
     best = optimal_q(tree, gamma=0.9)
