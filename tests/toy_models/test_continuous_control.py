@@ -483,6 +483,8 @@ def test_what_is_a_constant_carries_no_gradient():
     logp, log_alpha = torch.ones(1, 3, requires_grad=True), torch.zeros(1, requires_grad=True)
     cc.temperature_loss(log_alpha, logp, 0.5).sum().backward()
     assert logp.grad is None
+    twice = cc.temperature_loss(torch.full((1,), math.log(2)), logp, 0.5)
+    assert twice.item() == pytest.approx(2 * (-1 - 0.5))  # alpha (entropy - target)
 
 
 @pytest.mark.filterwarnings("ignore:.*Box:UserWarning")

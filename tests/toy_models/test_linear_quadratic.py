@@ -116,6 +116,16 @@ def test_score_is_a_share_of_the_exact_gain():
     assert noisy.score(lambda s: -0.2 * s, n=2000).item() == pytest.approx(share, abs=0.004)
 
 
+def test_score_has_noise():
+    """Doing the best, but only near 0, helps where the noise keeps the state away from 0."""
+    gain = LQ.solve().gain
+    quiet, noisy = (
+        LinearQuadraticProblem(noise=noise).score(lambda s: -gain * s * (s.abs() < 0.5)).item()
+        for noise in (0.0, 0.5)
+    )
+    assert abs(quiet - noisy) > 0.03
+
+
 def test_a_step_by_hand():
     env = LinearQuadratic(bound=0.5, limit=2, luck=0.7)
     s, dice = env.reset(seed=3)[0][0], np_random(3)[0]

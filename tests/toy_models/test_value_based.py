@@ -445,6 +445,7 @@ def test_each_seed_has_its_own_network():
     both, alone = QNetwork(2, 3, seeds=(0, 1)), QNetwork(2, 3, seeds=(1,))
     for part, own in zip(both.parameters(), alone.parameters(), strict=True):
         assert torch.equal(part[1:], own)
+        assert not torch.equal(part[0], part[1])
     x = torch.randn(2, 5, 2, generator=torch.Generator().manual_seed(0))
     (w1, w2, w3), (b1, b2, b3) = both.weights, both.biases
     by_hand = ((x @ w1 + b1).relu() @ w2 + b2).relu() @ w3 + b3
