@@ -430,8 +430,8 @@ def test_the_losses_by_hand(monkeypatch):
         monkeypatch.setattr(runs, "randn", lambda *_: noise)  # noqa: B023
         r = torch.arange(14.0, dtype=DTYPE).view(2, 7, 1)
         batch = (s, 0.1 * r, r, s + 1, (r > 9).double())
-        done = losses(monkeypatch, lambda: cc._critic_step(runs, None, batch, 0.9))  # noqa: B023
-        goal = r[..., 0] + 0.9 * (r[..., 0] <= 9) * cc._next_value(runs, s + 1, noise)
+        done = losses(monkeypatch, lambda: cc._critic_step(runs, None, batch, 0.8))  # noqa: B023
+        goal = r[..., 0] + 0.8 * (r[..., 0] <= 9) * cc._next_value(runs, s + 1, noise)
         error = (cc._q(runs.critic, s, 0.1 * r) - goal[:, None]).square()
         assert done == [(runs.critic, pytest.approx(error.mean(-1).sum().item()))]
 

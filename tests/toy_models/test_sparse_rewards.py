@@ -78,6 +78,8 @@ def test_count_bonus_fades():
     bonus = sparse_rewards.CountBonus(1.0, vocab_size=3, length=2)
     assert bonus(torch.tensor([[0, 1], [2, 2]])).tolist() == [1.0, 1.0]
     assert bonus(torch.tensor([[0, 1]]))[0] == pytest.approx(2**-0.5)
+    every = sparse_rewards.CountBonus(0.3, vocab_size=3, length=3)(all_sequences(3, 3))
+    assert torch.allclose(every, torch.tensor(0.3))  # no two are counted as one
 
 
 def test_silent_nonsense_is_refused():
