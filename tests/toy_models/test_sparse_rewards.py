@@ -62,6 +62,7 @@ def test_relabelled_prompts_are_rearrangements_and_kept_ones_are_answered():
     assert torch.equal(prompts.sort(-1).values, responses.sort(-1).values)
     assert torch.equal(keep, sorted_reward(prompts, responses) == 1)
     assert 0 < keep.sum() < 300
+    assert not torch.equal(prompts[keep], responses[keep])  # a prompt is no answer
 
 
 def test_the_sorter_ends_on_the_exact_pass_rate():
