@@ -430,14 +430,14 @@ def test_every_knob_of_learn_q_reaches_its_place(monkeypatch):
 
 
 def test_exploration_fills_the_memory_and_then_falls(monkeypatch):
-    knobs = {"steps": 300, "warmup": 100, "batch": 4, "decay": 200}
-    _, log, _ = watched(monkeypatch, epsilon=(1.0, 0.0), **knobs)
+    knobs = {"steps": 300, "warmup": 100, "batch": 4, "epsilon": (1.0, 0.0)}
+    _, log, _ = watched(monkeypatch, decay=1, **knobs)
     actions = torch.stack([row[1] for row in log["added"]]).double()[:, 1]
     rows = torch.stack([row[0] for row in log["added"]])[:, 1, 0]
     assert 0.3 < actions[:100].mean() < 0.7
     for t in range(4):  # nothing is learned here, so the greedy action of a time is always one
         assert len(actions[200:][rows[200:] == t].unique()) == 1
-    _, log, _ = watched(monkeypatch, epsilon=(1.0, 1.0), **knobs)
+    _, log, _ = watched(monkeypatch, decay=10**6, **knobs)
     assert 0.3 < torch.stack([row[1] for row in log["added"]])[200:].double().mean() < 0.7
 
 
