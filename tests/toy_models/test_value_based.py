@@ -436,6 +436,7 @@ def test_exploration_fills_the_memory_and_then_falls(monkeypatch):
     rows = torch.stack([row[0] for row in log["added"]])[:, 1, 0]
     assert 0.3 < actions[:100].mean() < 0.7
     for t in range(4):  # nothing is learned here, so the greedy action of a time is always one
+        assert len(actions[:100][rows[:100] == t].unique()) == 2
         assert len(actions[200:][rows[200:] == t].unique()) == 1
     _, log, _ = watched(monkeypatch, decay=10**6, **knobs)
     assert 0.3 < torch.stack([row[1] for row in log["added"]])[200:].double().mean() < 0.7
