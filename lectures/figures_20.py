@@ -18,7 +18,7 @@ from torch import Tensor
 from lectures import experiments
 from lectures.figures import FAINT, INK, WRONG_SIDE, style
 from toy_models import soft_control
-from toy_models.planning import Score, Search, Step, gibbs_at_kl, tree_search
+from toy_models.planning import Search, gibbs_at_kl, tree_search
 from toy_models.policies import AutoregressivePolicy
 
 # --- counts -------------------------------------------------------------------------------------
@@ -115,19 +115,6 @@ def buying(prizes: Sequence[float]) -> tuple[Sequence[float], dict[str, dict[str
             hoped = soft_control.evaluate(shop, policy, dynamics=dream).J.item()
             rows[name]["believes"].append(hoped)
     return prizes, rows
-
-
-def plan_score(world: Step, start: Tensor) -> Score:
-    """A plan's points: torques (n, steps) → (n,), from `start` (d,) on."""
-
-    def score(plans: Tensor) -> Tensor:
-        states, total = start.expand(len(plans), -1), 0.0
-        for torque in plans.unbind(1):
-            states, reward = world(states, torque)
-            total = total + reward
-        return total
-
-    return score
 
 
 def by_round(found: list[Search]) -> tuple[Tensor, Tensor]:

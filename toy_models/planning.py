@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from toy_models.exact import (
-    _multisets,
     _one_prompt,
     all_rewards,
     exact_entropy,
@@ -202,6 +201,19 @@ def pendulum(*, gravity: float = 10.0, mass: float = 1.0, length: float = 1.0) -
     return step
 
 
+def plan_score(model: Step, start: Tensor) -> Score:
+    """What a plan earns in a model: actions (n, steps) -> (n,) points, from `start` (d,) on."""
+
+    def score(plans: Tensor) -> Tensor:
+        states, total = start.expand(len(plans), -1), 0.0
+        for actions in plans.unbind(1):
+            states, reward = model(states, actions)
+            total = total + reward
+        return total
+
+    return score
+
+
 class Drive(NamedTuple):
     """One episode. states : (steps + 1, d)   actions : (steps,)   rewards : (steps,) points"""
 
@@ -242,16 +254,9 @@ def receding_horizon(
     mean = state.new_zeros(horizon)
     states, actions, rewards = [state], [], []
 
-    def score(plans: Tensor) -> Tensor:
-        imagined, total = state.expand(len(plans), -1), 0.0
-        for action in plans.unbind(1):
-            imagined, reward = model(imagined, action)
-            total = total + reward
-        return total
-
     for _ in range(steps):
         plan = GaussianPlan(mean, torch.full_like(mean, std), floor=0.1 * std)
-        best = planner(score, plan, generator).best
+        best = planner(plan_score(model, state), plan, generator).best
         after, reward = world(state[None], best[:1])
         state = after[0]
         states.append(state)
@@ -340,23 +345,6 @@ def gibbs_at_kl(probs: Tensor, scores: Tensor, kl: float) -> tuple[Tensor, float
         law = torch.softmax(probs.log() + gaps / math.exp(middle), -1)
         low, high = (middle, high) if float(_kl(law, probs)) > kl else (low, middle)
     return law, math.exp(middle)
-
-
-def majority_vote_law(probs: Tensor, n: int) -> Tensor:
-    """The distribution of the most frequent of n sampled answers, ties broken evenly.
-
-    probs : (answers,) float64   returns : (answers,). What wins in the long run is the most
-    likely answer, right or wrong (Wang et al. 2023, arXiv:2203.11171, self-consistency).
-    Raises ValueError for more than 500,000 ways to fill the vote.
-    """
-    _check_count("n", n)
-    _check_law(probs)
-    if probs.ndim != 1:
-        raise ValueError(f"probs must be (answers,), one question, got {tuple(probs.shape)}")
-    rows, ways = _multisets(probs, n)
-    counts = torch.nn.functional.one_hot(rows, len(probs)).sum(1)
-    winners = (counts == counts.amax(1, keepdim=True)).to(ways.dtype)
-    return ways @ (winners / winners.sum(1, keepdim=True))
 
 
 def _kl(law: Tensor, probs: Tensor) -> Tensor:

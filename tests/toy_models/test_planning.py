@@ -33,7 +33,6 @@ from toy_models.planning import (
     gibbs_at_kl,
     keep_best,
     keep_right,
-    majority_vote_law,
     pendulum,
     random_shooting,
     receding_horizon,
@@ -49,15 +48,6 @@ from toy_models.sorting import SortingTask, is_sorted, position_match_reward, so
 TASK = SortingTask(3, 3)
 PROMPT = torch.tensor([1, 0, 2])
 SEEDS = range(5)
-
-
-def planted(function, right: str, wrong: str):
-    """The function with one line of its source changed: a bug, planted."""
-    source = inspect.getsource(function)
-    assert source.count(right) == 1, f"{right!r} is no longer a line of {function.__name__}"
-    scope = dict(vars(inspect.getmodule(function)))
-    exec(source.replace(right, wrong), scope)
-    return scope[function.__name__]
 
 
 def right(prompts, responses):
@@ -85,7 +75,7 @@ def uniform(floor: float = 0.0) -> CategoricalPlan:
     return CategoricalPlan(torch.full((6, 6), 1 / 6, dtype=torch.float64), floor=floor)
 
 
-def test_random_shooting_reports_the_best_of_its_draws():
+def test_random_shooting_reports_the_best_of_its_draws(planted):
     def honest(shoot) -> bool:
         found = shoot(long_score, uniform(), samples=100, elite=100, rounds=1, seed=0)
         return found.score == float(found.scores.max()) == float(long_score(found.best[None])[0])
@@ -108,7 +98,7 @@ def test_cross_entropy_sorts_where_as_many_blind_draws_do_not():
     assert torch.equal(again.scores, found[0].scores)
 
 
-def test_an_elite_from_the_wrong_end_is_caught():
+def test_an_elite_from_the_wrong_end_is_caught(planted):
     wrong = planted(
         cross_entropy_method, "top = scores.topk(elite)", "top = scores.topk(elite, largest=False)"
     )
@@ -372,22 +362,6 @@ def test_gibbs_is_the_frontier_and_best_of_n_is_close_below_it():
         gibbs_at_kl(probs, scores, 30.0)
 
 
-def test_a_majority_vote_by_listing_every_ballot():
-    probs = torch.tensor([0.4, 0.35, 0.25], dtype=torch.float64)
-    exact = torch.zeros(3, dtype=torch.float64)
-    for ballot in itertools.product(range(3), repeat=5):
-        counts = torch.bincount(torch.tensor(ballot), minlength=3)
-        winners = counts == counts.max()
-        exact += probs[list(ballot)].prod() * winners / winners.sum()
-    assert torch.allclose(majority_vote_law(probs, 5), exact, atol=1e-12)
-    # in the long run the most likely answer wins, be it the right one (0) or not
-    for share, wins in ((0.4, True), (0.3, False)):
-        answers = torch.tensor([share, 0.35, 1 - 0.35 - share], dtype=torch.float64)
-        vote = [float(majority_vote_law(answers, n)[0]) for n in (1, 15, 101)]
-        assert (vote[0] < vote[1] < vote[2]) is wins
-        assert (vote[2] > 0.5) is wins
-
-
 def test_every_prompt_gets_the_best_of_its_own_responses():
     prompts = TASK.distinct_prompts()
     won = best_of_n(sorting_tree(prompts, 3, skill=5.0), prompts, points, 4, seed=0)
@@ -416,7 +390,7 @@ def fixed_length():
     return policy
 
 
-def test_a_beam_wide_enough_is_exhaustive_and_one_that_drops_the_ended_is_not():
+def test_a_beam_wide_enough_is_exhaustive_and_one_that_drops_the_ended_is_not(planted):
     forgetful = planted(
         beam_search,
         "responses = torch.cat([responses[ended], grown])",
@@ -449,7 +423,7 @@ def test_a_guide_of_exact_values_ranks_prefixes_by_the_mass_of_gibbs():
     assert torch.allclose(every.ranks, logp + tree.value[0, 0] / 0.5, atol=1e-9)
 
 
-def test_tree_search_needs_a_tenth_of_the_calls_of_best_of_n():
+def test_tree_search_needs_a_tenth_of_the_calls_of_best_of_n(planted):
     policy = sorting_tree(TASK.distinct_prompts(), 3, skill=1.0, haste=1.2)
     probs, scores = exact_probs(policy), all_rewards(policy, PROMPT, points)[0]
     tokens = float(policy.mask(responses_of(policy)).sum(-1).double() @ probs)  # of one response
@@ -523,7 +497,7 @@ def mean_tries(reject) -> float:
     return sum(reject(hasty(), PROMPT, right, wanted=1, seed=s).tries for s in range(300)) / 300
 
 
-def test_the_tries_of_rejection_are_not_rounded_up_to_the_batch():
+def test_the_tries_of_rejection_are_not_rounded_up_to_the_batch(planted):
     p = float(exact_probs(hasty()) @ all_rewards(hasty(), PROMPT, right)[0])
     error = math.sqrt(1 - p) / p / math.sqrt(300)
     assert abs(mean_tries(rejection_sampling) - 1 / p) < 4 * error
@@ -545,7 +519,7 @@ def sft_gradient_error(loss) -> float:
     return float((imitation + exact_gradient(policy, PROMPT, right) / p).norm() / imitation.norm())
 
 
-def test_one_step_of_imitating_the_accepted_is_reinforce_with_a_0_1_reward():
+def test_one_step_of_imitating_the_accepted_is_reinforce_with_a_0_1_reward(planted):
     assert sft_gradient_error(sft_loss) < 1e-12
     mean_for_sum = planted(sft_loss, "responses).sum(-1)", "responses).mean(-1)")
     assert sft_gradient_error(mean_for_sum) > 0.1
@@ -577,7 +551,7 @@ def outcomes(iterate, **knobs):
     return runs
 
 
-def test_expert_iteration_learns_to_sort_and_a_scrambled_batch_does_not():
+def test_expert_iteration_learns_to_sort_and_a_scrambled_batch_does_not(planted):
     runs = outcomes(expert_iteration)
     assert all(run[0].objective == pytest.approx(0.0983, abs=1e-4) for run in runs)
     assert all(run[-1].objective > 0.9 for run in runs)
@@ -626,7 +600,6 @@ def test_scores_and_laws_that_would_give_nonsense_are_refused():
             lambda: gibbs_at_kl(half, two, 0.1),
         ],
         "probs must hold floats": [lambda: best_of_n_law(torch.tensor([1, 0]), two, 2)],
-        r"probs must be \(answers,\)": [lambda: majority_vote_law(half[None], 3)],
         "kl must lie between 0 and": [
             lambda: gibbs_at_kl(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([1.0, 2.0, 3.0]), 0.8)
         ],
@@ -690,7 +663,7 @@ def test_what_does_not_fit_is_named():
     ):
         beam_search(policy, PROMPT, 2, guide=torch.zeros(4))
     with pytest.raises(ValueError, match="n must be a positive whole number, got 0"):
-        majority_vote_law(torch.ones(2) / 2, 0)
+        best_of_n_law(torch.ones(2) / 2, torch.arange(2.0), 0)
     with pytest.raises(ValueError, match=r"must both be \(responses,\)"):
         gibbs_at_kl(torch.ones(1, 2) / 2, torch.ones(1, 2), 0.1)
     with pytest.raises(ValueError, match="exploration must be finite"):

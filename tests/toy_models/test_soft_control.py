@@ -1,6 +1,5 @@
 """Control as inference against enumeration: of trajectories, and of responses."""
 
-import inspect
 import math
 
 import pytest
@@ -31,15 +30,6 @@ from toy_models.sorting import (
 
 BETA = 0.7
 TASK = SortingTask(3, 3)
-
-
-def planted(function, right: str, wrong: str):
-    """The function with one line of its source changed: a bug, planted."""
-    source = inspect.getsource(function)
-    assert source.count(right) == 1, f"{right!r} is no longer a line of {function.__name__}"
-    scope = dict(vars(inspect.getmodule(function)))
-    exec(source.replace(right, wrong), scope)
-    return scope[function.__name__]
 
 
 # --- the posterior, by listing every trajectory -------------------------------------------------
@@ -132,7 +122,7 @@ def test_the_soft_optimum_keeps_its_promise_and_nothing_beats_it(seed):
     assert gradient.abs().max() < 1e-12
 
 
-def test_swapping_the_two_look_aheads_is_caught_both_ways():
+def test_swapping_the_two_look_aheads_is_caught_both_ways(planted):
     mdp = random_mdp(3, 2, 4, seed=0)
     hope, expect = (
         "beta * torch.logsumexp(mdp.transitions.log() + value / beta, -1)",
@@ -254,7 +244,7 @@ def test_a_reference_with_a_table_per_prompt_and_some_of_its_prompts():
     assert distance_to_gibbs(tree, policy_ref, some, reward_of(True), 0.5) < 1e-12
 
 
-def test_the_plain_mean_in_the_exponent_is_not_gibbs():
+def test_the_plain_mean_in_the_exponent_is_not_gibbs(planted):
     prompts = TASK.distinct_prompts()
     for reward, eos in ((reward_of(True), True), (reward_of(False), False)):
         policy_ref = reference(eos)
